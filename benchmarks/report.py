@@ -1,0 +1,113 @@
+"""From complete runs to tables and figures, with warnings about what they were made from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+from merging import CALIBRATORS, MERGERS
+
+from .driver import complete_runs
+from .figures import save
+from .records import read_rows, write_json, write_text
+from .references import REFERENCES
+from .spec import Options, sweep_named
+from .suites import Suite
+from .tables import TABLES, Words, render
+
+log = logging.getLogger(__name__)
+
+
+def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> list[Path]:
+    """Write the sweep's tables and figures, and the rows of all runs; returns the files."""
+    sweep = sweep_named(name)
+    ids = [spec.id for spec in sweep.specs(suite, options)]
+    folders = list(complete_runs(results / "runs", ids))
+    if not folders:
+        return []
+    rows = pd.concat([read_rows(folder / "rows.csv") for folder in folders], ignore_index=True)
+    notes = _notes(folders, len(ids))
+    words = Words(
+        methods={key: cls.title for registry in (REFERENCES, MERGERS, CALIBRATORS)
+                 for key, cls in registry.items()},
+        tasks={task.name: task.title for task in suite.tasks},
+        notes=tuple(notes),
+    )  # fmt: skip
+    stem = f"{name}_{suite.name}"
+    written = []
+    for table in sweep.tables:
+        file = stem if table == sweep.tables[0] else f"{stem}_{table}"
+        for form, text in render(TABLES[table], rows, words).items():
+            path = results / "tables" / f"{file}.{form}"
+            write_text(path, text)
+            written.append(path)
+    for figure in sweep.figures:
+        file = stem if figure == sweep.figures[0] else f"{stem}_{figure}"
+        written += save(figure, rows, words, results / "figures" / file)
+    written.append(write_all_rows(results))
+    return written
+
+
+def write_all_rows(results: Path) -> Path:
+    """The rows of every complete run in one file."""
+    folders = complete_runs(results / "runs")
+    frames = [read_rows(folder / "rows.csv") for folder in folders]
+    write_text(
+        results / "rows.csv",
+        pd.concat(frames, ignore_index=True).to_csv(index=False, lineterminator="\n"),
+    )
+    return results / "rows.csv"
+
+
+def _notes(folders: list[Path], planned: int) -> list[str]:
+    """What a reader of the table must know about the runs behind it."""
+    records = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    notes = []
+    if len(folders) < planned:
+        notes.append(f"Incomplete: {len(folders)} of {planned} runs.")
+    notes += sorted({f"Warning: {note}." for record in records for note in record["notes"]})
+    commits = sorted({record["commit"][:12] for record in records})
+    if len(commits) > 1:
+        notes.append(f"Warning: runs come from {len(commits)} commits ({', '.join(commits)}).")
+    if any(record["dirty"] for record in records):
+        notes.append("Warning: some runs were made by code with uncommitted changes.")
+    for note in notes:
+        log.warning(note)
+    machines = sorted({f"{r['cpu']}, {r['threads']} threads, {r['device']}" for r in records})
+    return [*notes, f"Runs: commit {', '.join(commits)}; {'; '.join(machines)}."]
+
+
+def publish(results: Path) -> list[Path]:
+    """Copy tables, figures and rows to ``results/embedded`` with their provenance.
+
+    Raises ValueError unless all complete runs come from one commit without changes.
+    """
+    folders = list(complete_runs(results / "runs"))
+    records = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    commits = {record["commit"] for record in records}
+    if len(commits) != 1 or any(record["dirty"] for record in records):
+        raise ValueError(
+            f"published results come from one clean commit; {len(folders)} complete runs in "
+            f"{results / 'runs'} come from {len(commits)} commits, "
+            f"{sum(record['dirty'] for record in records)} of them with uncommitted changes; "
+            "commit, remove results/runs and run again"
+        )
+    target = results / "embedded"
+    written = []
+    for part in ("tables", "figures"):
+        shutil.rmtree(target / part, ignore_errors=True)
+        shutil.copytree(results / part, target / part)
+        written += sorted((target / part).iterdir())
+    shutil.copyfile(results / "rows.csv", target / "rows.csv")
+    shared = ("commit", "dirty", "python", "packages", "platform", "cpu", "cores", "threads",
+              "device", "gpu")  # fmt: skip
+    write_json(
+        target / "provenance.json",
+        {key: records[0][key] for key in shared}
+        | {"runs": len(records), "wall_seconds": round(sum(r["wall_seconds"] for r in records))},
+    )
+    return [*written, target / "rows.csv", target / "provenance.json"]

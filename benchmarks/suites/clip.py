@@ -1,0 +1,241 @@
+"""Image classification over a CLIP vision tower, with zero-shot heads from its text tower.
+
+The same code reads Hub ids and local folders: a base in full ``CLIPModel`` layout, experts that
+hold the vision tower only (as the public eight-task experts do), data sets with the columns
+``image`` and ``label``, and one JSON file per task with class names and prompt templates.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from merging.api import Batch
+from merging.layouts import run
+
+from ..checkpoints import TOWER, Checkpoint, DiskExperts, TowerFile, canonical, config_of, opened
+from ..images import check_labels, decode, load_split, normalise
+from .base import Predictions, Source, Suite, Task
+
+PROJECTION = "visual_projection.weight"
+
+
+@dataclass(eq=False)
+class ClipSuite(Suite):
+    """A suite whose tasks are image folders and whose models are CLIP vision towers.
+
+    ``labels`` is the folder of ``<task>.json`` files: {"classes": [...], "templates": [...]}.
+    """
+
+    labels: str = ""
+    exclude: tuple[str, ...] = ("visual_projection.*",)  # frozen in fine-tuning, from the base
+    batch_size: int = 256
+    calibration_batch_size: int = 64
+    _pixels: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
+    _heads: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _datasets: dict[tuple[str, str], object] = field(default_factory=dict, repr=False)
+
+    # ---- models
+
+    @cached_property
+    def _base(self) -> nn.Module:
+        from transformers import CLIPConfig, CLIPVisionModelWithProjection
+
+        folder = self.base.folder()
+        config = CLIPConfig.from_pretrained(folder)
+        vision = copy.deepcopy(config.vision_config)
+        vision.projection_dim = config.projection_dim
+        model = CLIPVisionModelWithProjection(vision).eval()
+        with opened(folder) as file:
+            names = set(file.keys())
+            if PROJECTION not in names:
+                raise ValueError(
+                    f"base {folder} lacks {PROJECTION}; it must be a full CLIPModel folder, not "
+                    "a vision tower alone (a random projection would be used)"
+                )
+            state = {c: file.get_tensor(n).float() for n in names if (c := canonical(n))}
+            state[PROJECTION] = file.get_tensor(PROJECTION).float()
+        state = {name: state[name] for name in state if name in model.state_dict()}
+        model.load_state_dict(state)  # strict: a name or shape that does not fit raises
+        return model.to(self.device)
+
+    def base_model(self) -> nn.Module:
+        """The base's vision tower and projection."""
+        return self._base
+
+    @cached_property
+    def _files(self) -> dict[str, TowerFile]:
+        base = {
+            name: tuple(tensor.shape)
+            for name, tensor in self._base.state_dict().items()
+            if name.startswith(TOWER) and canonical(name)
+        }
+        files = {}
+        for task in self.tasks:
+            folder = task.expert.folder()
+            files[task.name] = TowerFile(f"expert {task.name!r}", folder, base)
+            config = config_of(folder)
+            act = config.get("hidden_act", config.get("vision_config", {}).get("hidden_act"))
+            if act is not None and act != self._base.config.hidden_act:
+                raise ValueError(
+                    f"expert {task.name!r} ({folder}) uses the activation {act!r}, the base "
+                    f"{self._base.config.hidden_act!r}: accuracy would drop by several points"
+                )
+        return files
+
+    @cached_property
+    def _experts(self) -> DiskExperts:
+        return DiskExperts(self._files, self._base)
+
+    def experts(self) -> DiskExperts:
+        """Experts with the base's projection; only their towers are read from disk."""
+        return self._experts
+
+    # ---- prompts and heads
+
+    def prompts(self, task: Task) -> tuple[list[str], list[str]]:
+        """Class names and templates of a task."""
+        path = Path(self.labels) / f"{task.name}.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            classes, templates = list(content["classes"]), list(content["templates"])
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"task {task.name!r}: cannot read classes and templates from {path} ({error!r})"
+            ) from error
+        twice = {name for name in classes if classes.count(name) > 1}
+        if twice or not classes or not templates:
+            problem = f"lists {sorted(twice)} twice" if twice else "has an empty list"
+            raise ValueError(f"task {task.name!r}: {path} {problem}")
+        return classes, templates
+
+    def head(self, task: Task) -> Tensor:
+        """Zero-shot head (classes, d): normalised mean of normalised prompt embeddings."""
+        if task.name not in self._heads:
+            self._fill_heads()
+        return self._heads[task.name]
+
+    @torch.inference_mode()
+    def _fill_heads(self) -> None:
+        from transformers import AutoTokenizer, CLIPModel
+
+        folder = self.base.folder()
+        clip = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().to(self.device)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        for task in self.tasks:
+            classes, templates = self.prompts(task)
+            texts = [template.format(name) for name in classes for template in templates]
+            tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            inputs = {key: tokens[key].to(self.device) for key in ("input_ids", "attention_mask")}
+            pooled = clip.text_model(**inputs).pooler_output
+            embedded = nn.functional.normalize(clip.text_projection(pooled), dim=-1)
+            mean = embedded.unflatten(0, (len(classes), len(templates))).mean(1)
+            scale = clip.logit_scale.exp()
+            self._heads[task.name] = scale * nn.functional.normalize(mean, dim=-1)
+
+    # ---- data
+
+    @cached_property
+    def _processor(self) -> object:
+        from transformers import CLIPImageProcessor
+
+        return CLIPImageProcessor.from_pretrained(self.base.folder())
+
+    def _dataset(self, task: Task, split: str) -> object:
+        key = (task.name, split)
+        if key not in self._datasets:
+            dataset = load_split(task, split)
+            check_labels(
+                dataset, self.prompts(task)[0], f"suite {self.name}, task {task.name!r}, {split}"
+            )
+            self._datasets[key] = dataset
+        return self._datasets[key]
+
+    def size(self, task: Task, split: str) -> int:
+        """Number of images of a split."""
+        return len(self._dataset(task, split))
+
+    def pixels(self, task: Task, split: str, indices: Sequence[int] | None = None) -> Tensor:
+        """uint8 pixels (n, 3, h, w) of a split, in full (then kept) or of some examples."""
+        dataset, where = self._dataset(task, split), f"{self.name} {task.name} {split}"
+        if indices is not None:
+            kept = self._pixels.get((task.name, split))
+            if kept is not None:
+                return kept[indices]
+            return decode(dataset, self._processor, indices, where)
+        if (task.name, split) not in self._pixels:
+            rows = range(len(dataset))
+            self._pixels[task.name, split] = decode(dataset, self._processor, rows, where)
+        return self._pixels[task.name, split]
+
+    def _inputs(self, pixels: Tensor) -> Batch:
+        mean, std = self._processor.image_mean, self._processor.image_std
+        return {"pixel_values": normalise(pixels.to(self.device), mean, std)}
+
+    def batches(self, task: Task, split: str, indices: Sequence[int]) -> list[Batch]:
+        """Batches of at most ``calibration_batch_size`` images."""
+        chunks = self.pixels(task, split, indices).split(self.calibration_batch_size)
+        return [self._inputs(chunk) for chunk in chunks]
+
+    @torch.inference_mode()
+    def predict(self, model: nn.Module, task: Task, split: str) -> Predictions:
+        """Logits: scaled cosine of the image's embedding with each class."""
+        head, scores = self.head(task), []
+        for chunk in self.pixels(task, split).split(self.batch_size):
+            features = run(model, self._inputs(chunk)).image_embeds
+            scores.append((nn.functional.normalize(features, dim=-1) @ head.T).cpu())
+        targets = [int(label) for label in self._dataset(task, split)["label"]]
+        return Predictions(torch.cat(scores), None, targets)
+
+    # ---- doors
+
+    def check(self) -> None:
+        """Read every header, class list and data set once: keys, shapes, labels, sizes."""
+        _ = self._files
+        for task in self.tasks:
+            for split in ("train", "test"):
+                self._dataset(task, split)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the names and contents of all local files, and over Hub revisions."""
+        digest = hashlib.sha256()
+        roots = [self.labels, self.base.path, *(t.expert.path for t in self.tasks)]
+        for root in sorted({*roots, *(t.source.path for t in self.tasks)}):
+            folder = Path(root)
+            if not folder.is_dir():
+                digest.update(root.encode())
+                continue
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                digest.update(f"{path.relative_to(folder)}\0".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()[:16]
+
+
+def folder_suite(
+    root: Path, name: str, backbone: str, tasks: tuple[tuple[str, str], ...], settings: Mapping
+) -> ClipSuite:
+    """A CLIP suite whose base, experts, data and labels lie in one folder."""
+    return ClipSuite(
+        name=name,
+        backbone=backbone,
+        base=Checkpoint(str(root / "base")),
+        tasks=tuple(
+            Task(
+                task,
+                title,
+                Checkpoint(str(root / "experts" / task)),
+                Source(str(root / "data" / task)),
+            )
+            for task, title in tasks
+        ),
+        settings=settings,
+        labels=str(root / "labels"),
+    )
