@@ -101,7 +101,6 @@ def _run(options: argparse.Namespace) -> int:
     from .suites import suite_named
 
     start = time.perf_counter()
-    quiet_libraries()
     torch.set_num_threads(options.threads)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: this machine or torch build has no CUDA")
@@ -121,6 +120,7 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{spec.id}  {'to run' if spec in missing else 'complete'}  {spec.title()}")
         return 0
     if missing:
+        quiet_libraries()
         suite.check()
         largest = max(specs, key=lambda spec: spec.n)
         for task in suite.tasks if largest.n else ():
@@ -140,12 +140,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from .progress import quiet_libraries
     from .report import report_sweep
     from .spec import SWEEPS, sweep_named
     from .suites import suite_named
 
-    quiet_libraries()
     names = [options.sweep] if options.sweep else list(SWEEPS)
     written: list[Path] = []
     for name in names:

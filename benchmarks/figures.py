@@ -90,9 +90,8 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure:
     figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
     seeds = int(methods["seeds"].max())
     sample = f"n = {largest} calibration images per task, " if largest else ""
-    axes[-1, 0].set_xlabel(
-        f"{sample}{seeds} seed{'s' if seeds > 1 else ''}; error bars: standard deviation over seeds"
-    )
+    spread = f"{seeds} seeds; error bars: standard deviation over seeds" if seeds > 1 else "1 seed"
+    axes[-1, 0].set_xlabel(sample + spread)
     return figure
 
 

@@ -13,7 +13,6 @@ import psutil
 import torch
 from torch import nn
 
-from .metrics import score
 from .suites.base import Suite
 
 Value = tuple[str, str, str, float]
@@ -39,6 +38,8 @@ class Trial:
 
 def scores(trial: Trial) -> Iterator[Value]:
     """Each task's metrics on all of its split."""
+    from .metrics import score  # slow to import (evaluate pulls in all of transformers)
+
     for task in trial.suite.tasks:
         with trial.model.for_task(task.name) as model:
             predictions = trial.suite.predict(model, task, trial.evaluate)

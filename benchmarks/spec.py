@@ -15,6 +15,9 @@ from merging.registry import unknown
 from .references import REFERENCES
 from .suites import Suite
 
+MAIN_MERGER = "task_arithmetic"  # the merged model on which the papers compare calibrators
+FEW = 8  # the smallest calibration set of FeatCal's published curve
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -118,45 +121,49 @@ def _references(suite: Suite, evaluate: str = "test") -> Iterator[RunSpec]:
         yield RunSpec(suite.name, merger, evaluate=evaluate)
 
 
-def calibrator_specs(suite: Suite) -> list[str]:
-    """Every calibrator as published, and with the suite's own validated settings if it has any."""
-    specs = [spec for name in CALIBRATORS for spec in (name, suite.settings.get(name, name))]
-    return list(dict.fromkeys(CALIBRATORS.canonical(spec) for spec in specs))
+def published_settings() -> list[str]:
+    """Every calibrator with its defaults, which are the published ones."""
+    return list(CALIBRATORS)
+
+
+def chosen_settings(suite: Suite) -> list[str]:
+    """Every calibrator as chosen on the suite's validation splits; without a choice, defaults."""
+    return [suite.settings.get(name, name) for name in CALIBRATORS]
 
 
 def _table_clip(suite: Suite, options: Options) -> Iterator[RunSpec]:
     yield from _references(suite)
     for task in suite.tasks:
         yield RunSpec(suite.name, f"cross_expert:expert={task.name}")
-    calibrators = calibrator_specs(suite)
-    for merger in MERGERS:
-        for seed in range(options.seeds):
-            for calibrator in calibrators:
+    for seed in range(options.seeds):
+        for merger in MERGERS:
+            for calibrator in chosen_settings(suite):
                 yield RunSpec(suite.name, merger, calibrator, options.n, seed=seed)
-    for seed in range(options.seeds):  # the smallest calibration set of the published curve
-        for calibrator in calibrators:
-            yield RunSpec(suite.name, "task_arithmetic", calibrator, 8, seed=seed)
+        for calibrator in published_settings():
+            yield RunSpec(suite.name, MAIN_MERGER, calibrator, options.n, seed=seed)
+        for calibrator in chosen_settings(suite):
+            yield RunSpec(suite.name, MAIN_MERGER, calibrator, FEW, seed=seed)
 
 
 def _smoke(suite: Suite, options: Options) -> Iterator[RunSpec]:
     yield from _references(suite)
-    for calibrator in calibrator_specs(suite):
+    for calibrator in chosen_settings(suite):
         for n in (4, options.n):
-            yield RunSpec(suite.name, "task_arithmetic", calibrator, n)
+            yield RunSpec(suite.name, MAIN_MERGER, calibrator, n)
 
 
 def _tune_featcal(suite: Suite, options: Options) -> Iterator[RunSpec]:
     """The search behind a suite's FeatCal settings: validation scores only, never test."""
     yield from _references(suite, "validation")
     for scale in (0.1, 0.2, 0.3, 0.4, 0.5):
-        yield RunSpec(suite.name, f"task_arithmetic:scale={scale}", evaluate="validation")
+        yield RunSpec(suite.name, f"{MAIN_MERGER}:scale={scale}", evaluate="validation")
     for calibrator in ["featcal"] + [
         f"featcal:ridge={ridge},rho={rho},alpha={alpha}"
         for ridge in (0.05, 0.1, 0.2)
         for rho in (2.2, 3.0, 4.0, 5.0)
         for alpha in (0.25, 0.5, 0.75, 1.0)
     ]:
-        yield RunSpec(suite.name, "task_arithmetic", calibrator, options.n, evaluate="validation")
+        yield RunSpec(suite.name, MAIN_MERGER, calibrator, options.n, evaluate="validation")
 
 
 SWEEPS = {

@@ -6,6 +6,7 @@ and solved in float64.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -40,7 +41,7 @@ class Moments:
             weighted, self.mass = x * rows, self.mass + float(rows.sum())
             self._fold(sum_x=weighted.sum(0), sum_t=(t * rows).sum(0))
         image = t if maps is None else t @ maps.to(dtype).T
-        self._fold(gram=weighted.T @ x, cross=weighted.T @ image)
+        self._fold(gram=symmetric_product(weighted, x), cross=weighted.T @ image)
 
     def _fold(self, **parts: Tensor) -> None:
         for name, part in parts.items():
@@ -103,6 +104,23 @@ class DiagonalMoments:
     def square(self) -> Tensor:
         """E[z²], (d,)."""
         return self._second.double() / self.mass
+
+
+def symmetric_product(a: Tensor, b: Tensor, blocks: int = 4) -> Tensor:
+    """``a.T @ b``, (d, d), where that is symmetric: only blocks on and above the diagonal.
+
+    Saves 3/8 of the multiplications with four blocks; narrow matrices are multiplied at once.
+    """
+    width = a.shape[1]
+    if width < 256:  # below this the smaller products cost more than they save
+        return a.T @ b
+    result = a.new_empty((width, width))
+    edges = [width * k // blocks for k in range(blocks + 1)]
+    for low, high in itertools.pairwise(edges):
+        strip = a[:, low:high].T @ b[:, low:]
+        result[low:high, low:] = strip
+        result[high:, low:high] = strip[:, high - low :].T
+    return result
 
 
 def _check_finite(where: str, **sums: Tensor) -> None:

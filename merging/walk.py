@@ -114,19 +114,25 @@ def calibratable(block: nn.Module) -> list[str]:
 
 
 def replay_inputs(
-    stream: Stream, block: nn.Module, index: int, names: Collection[str]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Input of each named module (in the order they run), and the block's output."""
+    stream: Stream, block: nn.Module, index: int, names: Collection[str], *, need_output: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Input of each named module (in the order they run), and the block's output if needed.
+
+    Without it the replay ends at the last named module, which itself is not run.
+    """
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
             inputs[name] = args[0]
+            if not need_output and len(inputs) == len(names):
+                raise _Reached
 
         return hook
 
     handles = [block.get_submodule(name).register_forward_pre_hook(keep(name)) for name in names]
-    with _hooks(handles):
+    output = None
+    with _hooks(handles), contextlib.suppress(_Reached):
         output = stream.replay(block, index)
     missed = [name for name in names if name not in inputs]
     if missed:
@@ -171,11 +177,18 @@ class Step:
             for mine, theirs in zip(
                 self._merged_streams[task], self._expert_streams[task], strict=True
             ):
-                merged_inputs, _ = replay_inputs(mine, self.merged, self.index, names)
-                expert_inputs, output = replay_inputs(theirs, expert, self.index, names)
+                merged_inputs, _ = replay_inputs(
+                    mine, self.merged, self.index, names, need_output=False
+                )
+                # experts are not edited: the output of any replay is the one to propagate
+                wanted = not self.last and task not in self._expert_outputs
+                expert_inputs, output = replay_inputs(
+                    theirs, expert, self.index, names, need_output=wanted
+                )
                 outputs.append(output)
                 yield task, expert, merged_inputs, expert_inputs
-            self._expert_outputs[task] = outputs
+            if wanted:
+                self._expert_outputs[task] = outputs
 
     def advance(self) -> None:
         """Move every stream past this block; an expert's output known from ``inputs`` is used."""

@@ -26,6 +26,7 @@ from ..images import check_labels, decode, load_split, normalise
 from .base import Predictions, Source, Suite, Task
 
 PROJECTION = "visual_projection.weight"
+TOKENS_PER_BATCH = 4608  # of calibration batches: large products that still fit the caches
 
 
 @dataclass(eq=False)
@@ -38,7 +39,6 @@ class ClipSuite(Suite):
     labels: str = ""
     exclude: tuple[str, ...] = ("visual_projection.*",)  # frozen in fine-tuning, from the base
     batch_size: int = 256
-    calibration_batch_size: int = 64
     _pixels: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
     _heads: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _datasets: dict[tuple[str, str], object] = field(default_factory=dict, repr=False)
@@ -181,8 +181,10 @@ class ClipSuite(Suite):
         return {"pixel_values": normalise(pixels.to(self.device), mean, std)}
 
     def batches(self, task: Task, split: str, indices: Sequence[int]) -> list[Batch]:
-        """Batches of at most ``calibration_batch_size`` images."""
-        chunks = self.pixels(task, split, indices).split(self.calibration_batch_size)
+        """Batches of about ``TOKENS_PER_BATCH`` tokens."""
+        tokens = self._base.vision_model.embeddings.position_embedding.num_embeddings
+        size = max(1, TOKENS_PER_BATCH // tokens)
+        chunks = self.pixels(task, split, indices).split(size)
         return [self._inputs(chunk) for chunk in chunks]
 
     @torch.inference_mode()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from merging.seeds import generator_for, seed_for
 
+from ..progress import quiet_libraries
 from .base import SUITES
 from .clip import ClipSuite, folder_suite
 
@@ -60,6 +61,7 @@ def build(root: Path) -> None:
     """Make data, labels, base and experts under ``root``."""
     from transformers import CLIPConfig, CLIPModel
 
+    quiet_libraries()
     prototypes = {
         name: torch.rand((len(CLASSES), 3, SIDE, SIDE), generator=generator_for(0, "toy", name))
         for name, _ in TASKS
