@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -31,12 +32,12 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
         return []
     rows = pd.concat([read_rows(folder / "rows.csv") for folder in folders], ignore_index=True)
     notes = _notes(folders, len(ids))
+    methods = {**REFERENCES, **_by_year(MERGERS), **_by_year(CALIBRATORS)}
     words = Words(
-        methods={key: cls.title for registry in (REFERENCES, MERGERS, CALIBRATORS)
-                 for key, cls in registry.items()},
+        methods={key: cls.title for key, cls in methods.items()},
         tasks={task.name: task.title for task in suite.tasks},
         notes=tuple(notes),
-    )  # fmt: skip
+    )
     stem = f"{name}_{suite.name}"
     written = []
     for table in sweep.tables:
@@ -50,6 +51,11 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
         written += save(figure, rows, words, results / "figures" / file)
     written.append(write_all_rows(results))
     return written
+
+
+def _by_year(registry: Mapping[str, type]) -> dict[str, type]:
+    """Methods in order of their papers' arXiv numbers, which begin with year and month."""
+    return dict(sorted(registry.items(), key=lambda item: item[1].paper))
 
 
 def write_all_rows(results: Path) -> Path:
