@@ -29,6 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+def _cores() -> int:
+    # what this process may use, which in a container is less than what the machine has
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -40,16 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--n", type=int, help="calibration examples per task")
     run.add_argument("--seeds", type=int, help="number of calibration seeds, from 0")
     run.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    run.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
+    run.add_argument("--threads", type=int, default=_cores(), help="default: all cores")
     run.add_argument("--only", action="append", default=[], metavar="KEY=VALUE")
     run.add_argument("--dry-run", action="store_true", help="print the runs and stop")
     run.add_argument("--force", action="store_true", help="run again what is complete")
     run.set_defaults(do=_run)
     report = commands.add_parser("report", help="tables and figures from complete runs alone")
-    report.add_argument("sweep", nargs="?", help="default: every sweep with complete runs")
-    report.add_argument("--suite")
-    report.add_argument("--n", type=int)
-    report.add_argument("--seeds", type=int)
+    report.add_argument("sweep", nargs="?", help="default: every sweep that was run")
     report.set_defaults(do=_report)
     publish = commands.add_parser("publish", help="copy the report to results/embedded")
     publish.set_defaults(do=_publish)
@@ -96,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from .driver import Session
     from .progress import quiet_libraries
-    from .report import report_sweep
+    from .report import remember, report_sweep
     from .spec import selected, sweep_named
     from .suites import suite_named
 
@@ -127,6 +129,7 @@ def _run(options: argparse.Namespace) -> int:
             suite.calibration_indices(task, largest.n, largest.split, 0)  # raises if too few
     else:
         log.info("nothing to compute: all rows are in %s", options.results / "runs")
+    remember(options.sweep, chosen, options.results)
     outcome = session.run_all(specs, force=options.force)
     written = report_sweep(options.sweep, suite, chosen, options.results)
     for path in written:
@@ -140,20 +143,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from .report import report_sweep
-    from .spec import SWEEPS, sweep_named
+    from .report import remembered, report_sweep
+    from .spec import sweep_named
     from .suites import suite_named
 
-    names = [options.sweep] if options.sweep else list(SWEEPS)
+    if options.sweep:
+        sweep_named(options.sweep)
     written: list[Path] = []
-    for name in names:
-        sweep = sweep_named(name)
-        chosen = _resolved(options, sweep)
-        written += report_sweep(name, suite_named(chosen.suite), chosen, options.results)
-    for path in written:
+    for name, chosen in remembered(options.results):
+        if options.sweep in (None, name):
+            suite = suite_named(chosen.suite)
+            written += report_sweep(name, suite, chosen, options.results)
+    for path in dict.fromkeys(written):
         log.info("wrote %s", path)
     if not written:
-        raise ValueError(f"{options.results / 'runs'} holds no complete run; use `run` first")
+        what = f"of {options.sweep} " if options.sweep else ""
+        raise ValueError(f"{options.results / 'runs'} holds no complete run {what}; use `run`")
     return 0
 
 

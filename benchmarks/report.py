@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ import pandas as pd
 
 from merging import CALIBRATORS, MERGERS
 
+from . import readme
 from .driver import complete_runs
 from .figures import save
 from .records import read_rows, write_json, write_text
@@ -21,6 +23,21 @@ from .suites import Suite
 from .tables import TABLES, Words, render
 
 log = logging.getLogger(__name__)
+
+
+def remember(name: str, options: Options, results: Path) -> None:
+    """Note which sweep was run with which options, so that ``report`` can find its runs again."""
+    path = results / "runs" / f"{name}_{options.suite}.json"
+    write_json(path, {"sweep": name, **dataclasses.asdict(options)})
+
+
+def remembered(results: Path) -> list[tuple[str, Options]]:
+    """The sweeps that were run, each with the options of its last call."""
+    found = []
+    for path in sorted((results / "runs").glob("*.json")):
+        content = json.loads(path.read_text())
+        found.append((content.pop("sweep"), Options(**content)))
+    return found
 
 
 def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> list[Path]:
@@ -116,4 +133,8 @@ def publish(results: Path) -> list[Path]:
         {key: records[0][key] for key in shared}
         | {"runs": len(records), "wall_seconds": round(sum(r["wall_seconds"] for r in records))},
     )
+    page = Path(__file__).resolve().parent.parent / "README.md"
+    if target.resolve().is_relative_to(page.parent):  # not for results kept elsewhere
+        readme.update(page, target)
+        written.append(page)
     return [*written, target / "rows.csv", target / "provenance.json"]
