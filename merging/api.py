@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .experts import Experts
 from .layouts import layout_of
 from .registry import Registry, unknown
-from .state import StateDict, check_expert, load_weights, task_vector, weights
+from .state import StateDict, check_expert, check_keys, load_weights, task_vector, weights
 
 Batch = Mapping[str, Any]  # keyword arguments of the model's forward; never labels
 log = logging.getLogger(__name__)
@@ -177,4 +177,6 @@ def calibrate(method: str | Calibrator, merged: Merged, pool: Pool) -> Merged:
     """Calibrate a merged model, e.g. ``calibrate("featcal:ridge=0.05", merged, pool)``."""
     calibrator = CALIBRATORS.build(method) if isinstance(method, str) else method
     pool.check(needs_data=calibrator.needs_data)
+    do = "calibrate a model that was merged from this pool"
+    check_keys("the merged model", weights(merged.model), weights(pool.base), do)
     return calibrator(merged, pool)

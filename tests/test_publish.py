@@ -1,0 +1,103 @@
+"""Publishing: results of one clean commit are copied with their origin, others are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import cli, edit_json, files_under, smoke_results
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Complete results that say they come from one clean commit."""
+    results = smoke_results(tmp_path)
+    for record in sorted((results / "runs").glob("*/run.json")):
+        edit_json(record, lambda content: content.update(commit=COMMIT, dirty=False))
+    return results
+
+
+def records(results):
+    return sorted((results / "runs").glob("*/run.json"))
+
+
+def test_clean_results_are_copied_with_their_origin(results):
+    assert cli("publish", results=results) == 0
+    copied = {"rows.csv", *(f"tables/smoke_toy.{e}" for e in ("csv", "md", "tex")),
+              *(f"figures/smoke_toy.{e}" for e in ("png", "svg"))}  # fmt: skip
+    target = results / "embedded"
+    files = {f for f in files_under(target) if (target / f).is_file()}
+    assert files == copied | {"provenance.json"}
+    assert all((target / f).read_bytes() == (results / f).read_bytes() for f in copied)
+    origin = json.loads((target / "provenance.json").read_text())
+    assert (origin["commit"], origin["dirty"], origin["runs"]) == (COMMIT, False, 5)
+    assert {"python", "packages", "cpu", "cores", "threads", "device"} <= set(origin)
+    assert origin["wall_seconds"] == round(
+        sum(json.loads(r.read_text())["wall_seconds"] for r in records(results))
+    )
+
+
+def test_what_an_earlier_publishing_left_is_replaced(results):
+    old = results / "embedded/tables/old.md"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    assert cli("publish", results=results) == 0
+    assert not old.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        ({"dirty": True}, ["from 1 commits", "1 of them with uncommitted changes"]),
+        ({"commit": "f" * 40}, ["from 2 commits", "0 of them with uncommitted changes"]),
+        ({"commit": "unknown"}, ["commit"]),
+    ],
+)
+def test_one_run_of_other_code_is_refused(change, fragments, results, capsys):
+    edit_json(records(results)[2], lambda content: content.update(change))
+    assert cli("publish", results=results) == 2
+    message = capsys.readouterr().err
+    assert [part for part in fragments if part not in message] == []
+    assert "published results come from one clean commit" in message
+    assert not (results / "embedded").exists()
+
+
+def test_results_of_no_known_commit_are_refused(results):
+    for record in records(results):
+        edit_json(record, lambda content: content.update(commit="unknown"))
+    assert cli("publish", results=results) == 2
+    assert not (results / "embedded").exists()
+
+
+def test_nothing_to_publish_is_an_error(tmp_path, capsys):
+    assert cli("publish", results=tmp_path / "results") == 2
+    assert "0 complete runs" in capsys.readouterr().err
+    assert files_under(tmp_path) == []
+
+
+def test_a_report_that_is_missing_leaves_what_was_published(results, capsys):
+    assert cli("publish", results=results) == 0
+    before = files_under(results / "embedded")
+    for path in (results / "figures").iterdir():
+        path.unlink()
+    (results / "figures").rmdir()
+    assert cli("publish", results=results) == 2
+    assert files_under(results / "embedded") == before
+
+
+def test_a_report_warns_of_several_commits_and_of_uncommitted_changes(results):
+    edit_json(records(results)[0], lambda content: content.update(commit="f" * 40, dirty=True))
+    assert cli("report", "smoke", results=results) == 0
+    text = (results / "tables/smoke_toy.md").read_text()
+    assert "\nWarning: runs come from 2 commits (0123456789ab, ffffffffffff).\n" in text
+    assert "\nWarning: some runs were made by code with uncommitted changes.\n" in text
+
+
+def test_a_clean_report_names_its_commit_and_machine_and_warns_of_nothing(results):
+    assert cli("report", "smoke", results=results) == 0
+    text = (results / "tables/smoke_toy.md").read_text()
+    assert "Warning" not in text
+    cpu = json.loads(records(results)[0].read_text())["cpu"]
+    assert f"\nRuns: commit 0123456789ab; {cpu}, 1 threads, cpu.\n" in text
