@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .records import RESULTS
 
 log = logging.getLogger("benchmarks")
+
+
+class Refused(Exception):
+    """A request that cannot be carried out; its text is for the user."""
+
+
+@contextlib.contextmanager
+def doors() -> Iterator[None]:
+    """Turn what the checks before any work raise into a refusal; later errors stay errors."""
+    try:
+        yield
+    except (KeyError, ValueError, OSError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise Refused(str(text)) from error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,9 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.do(options)
-    except (KeyError, ValueError, FileNotFoundError) as error:
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"error: {text}", file=sys.stderr)
+    except Refused as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 
@@ -103,15 +118,14 @@ def _run(options: argparse.Namespace) -> int:
     from .suites import suite_named
 
     start = time.perf_counter()
-    torch.set_num_threads(options.threads)
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {options.device}: this machine or torch build has no CUDA")
-    sweep = sweep_named(options.sweep)
-    chosen = _resolved(options, sweep)
-    suite = suite_named(chosen.suite, options.device)
-    specs = selected(sweep.specs(suite, chosen), options.only)
-    session = Session(suite, options.results / "runs")
-    missing = [spec for spec in specs if options.force or not session.complete(spec)]
+    with doors():
+        _check_machine(options)
+        sweep = sweep_named(options.sweep)
+        chosen = _resolved(options, sweep)
+        suite = suite_named(chosen.suite, options.device)
+        specs = selected(sweep.specs(suite, chosen), options.only)
+        session = Session(suite, options.results / "runs")
+        missing = [spec for spec in specs if options.force or not session.complete(spec)]
     log.info(
         "%s on %s: %d runs, %d complete, %d to run (%d threads)",
         options.sweep, suite.name, len(specs), len(specs) - len(missing), len(missing),
@@ -123,10 +137,12 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if missing:
         quiet_libraries()
-        suite.check()
-        largest = max(specs, key=lambda spec: spec.n)
-        for task in suite.tasks if largest.n else ():
-            suite.calibration_indices(task, largest.n, largest.split, 0)  # raises if too few
+        with doors():
+            scored = {spec.evaluate for spec in missing}
+            suite.check(sorted(scored | {spec.split for spec in missing} - {""}), sorted(scored))
+            largest = max(missing, key=lambda spec: spec.n)
+            for task in suite.tasks if largest.n else ():
+                suite.calibration_indices(task, largest.n, largest.split, 0)  # too few: raises
     else:
         log.info("nothing to compute: all rows are in %s", options.results / "runs")
     remember(options.sweep, chosen, options.results)
@@ -142,30 +158,47 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if outcome.failed else 0
 
 
+def _check_machine(options: argparse.Namespace) -> None:
+    """Set threads; ValueError for a device or number of threads that cannot be had."""
+    import torch
+
+    if options.threads < 1:
+        raise ValueError(f"--threads is at least 1, got {options.threads}")
+    kind = options.device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"unknown --device {options.device!r} (known: cpu, cuda, cuda:N)")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {options.device}: this machine or torch build has no CUDA")
+    torch.set_num_threads(options.threads)
+
+
 def _report(options: argparse.Namespace) -> int:
     from .report import remembered, report_sweep
     from .spec import sweep_named
     from .suites import suite_named
 
-    if options.sweep:
-        sweep_named(options.sweep)
     written: list[Path] = []
-    for name, chosen in remembered(options.results):
-        if options.sweep in (None, name):
-            suite = suite_named(chosen.suite)
-            written += report_sweep(name, suite, chosen, options.results)
+    with doors():
+        if options.sweep:
+            sweep_named(options.sweep)
+        for name, chosen in remembered(options.results):
+            if options.sweep in (None, name):
+                suite = suite_named(chosen.suite)
+                written += report_sweep(name, suite, chosen, options.results)
+        if not written:
+            what = f"of {options.sweep} " if options.sweep else ""
+            raise ValueError(f"{options.results / 'runs'} holds no complete run {what}; use `run`")
     for path in dict.fromkeys(written):
         log.info("wrote %s", path)
-    if not written:
-        what = f"of {options.sweep} " if options.sweep else ""
-        raise ValueError(f"{options.results / 'runs'} holds no complete run {what}; use `run`")
     return 0
 
 
 def _publish(options: argparse.Namespace) -> int:
     from .report import publish
 
-    for path in publish(options.results):
+    with doors():
+        written = publish(options.results)
+    for path in written:
         log.info("wrote %s", path)
     return 0
 

@@ -79,6 +79,54 @@ def config_of(folder: Path) -> dict:
         raise ValueError(f"cannot read {path}: {error}") from error
 
 
+def read_base(folder: Path) -> tuple[object, dict[str, Tensor]]:
+    """The base's ``CLIPConfig`` and its float32 state under the names of ``CLIPModel``.
+
+    Raises ValueError unless the folder holds every tensor of the model, text tower and projections
+    included, with the shapes of its configuration and finite values: nothing is ever left at
+    random.
+    """
+    from transformers import CLIPConfig, CLIPModel
+
+    what = f"base {folder}"
+    content = config_of(folder)
+    if "vision_config" not in content or "text_config" not in content:
+        raise ValueError(
+            f"{folder / 'config.json'} is not the configuration of a CLIPModel; it needs "
+            "vision_config and text_config"
+        )
+    config = CLIPConfig(**content)
+    with torch.device("meta"):
+        expected = {
+            name: tensor.shape
+            for name, tensor in CLIPModel(config).state_dict().items()
+            if not name.endswith("position_ids")
+        }
+    with opened(folder) as file:
+        names = [name for name in file.keys() if not name.endswith("position_ids")]  # noqa: SIM118
+        do = "it must be a full CLIPModel folder, not a tower alone (with a random projection)"
+        check_keys(what, names, expected, do)
+        state = {name: file.get_tensor(name).float() for name in names}
+    for name, tensor in state.items():
+        if tensor.shape != expected[name]:
+            raise ValueError(
+                f"{what}: {name} has shape {tuple(tensor.shape)}, its config.json says "
+                f"{tuple(expected[name])}"
+            )
+    check_finite(what, state, "fetch the checkpoint again")
+    return config, state
+
+
+def check_finite(what: str, state: Mapping[str, Tensor], do: str) -> None:
+    """Raise ValueError, naming the tensor, if any value is NaN or infinite."""
+    for name, tensor in state.items():
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise ValueError(
+                f"{what}: {name} holds {bad} NaN or infinite values of {tensor.numel()}; {do}"
+            )
+
+
 class TowerFile:
     """The vision tower in one checkpoint folder, checked against the base model's names.
 
@@ -107,13 +155,8 @@ class TowerFile:
                 for name, stored in self.names.items()
                 if name.startswith(prefix)
             }
-        for name, tensor in state.items():
-            bad = int((~torch.isfinite(tensor)).sum())
-            if bad:
-                raise ValueError(
-                    f"{self.what} ({self.folder}): {name} holds {bad} NaN or infinite values of "
-                    f"{tensor.numel()}; fetch the checkpoint again or leave this task out"
-                )
+        do = "fetch the checkpoint again or leave this task out"
+        check_finite(f"{self.what} ({self.folder})", state, do)
         return state
 
 

@@ -7,7 +7,6 @@ A run's folder is ``runs/<id>``. ``rows.csv`` exists there exactly if the run is
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import shutil
 import time
@@ -24,7 +23,7 @@ from merging.registry import arguments_of
 
 from .measures import MEASURES, Door, Stopwatch, Trial
 from .progress import progress
-from .records import Row, provenance, write_json, write_rows, write_text
+from .records import Row, provenance, read_record, write_json, write_rows, write_text
 from .spec import RunSpec
 from .suites import Suite
 
@@ -67,8 +66,8 @@ class Session:
         if not (folder / "rows.csv").is_file():
             return False
         try:
-            return json.loads((folder / "run.json").read_text())["files"] == self.fingerprint
-        except (OSError, ValueError, KeyError):
+            return read_record(folder)["files"] == self.fingerprint
+        except ValueError:
             return False
 
     def run_all(self, specs: list[RunSpec], *, force: bool) -> Outcome:

@@ -30,15 +30,19 @@ STYLE = {
 }
 
 
-def accuracy(rows: pd.DataFrame, words: Words) -> Figure:
+def accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
     """Per merger a panel: bars per task and calibrator, experts and base as lines."""
     frame = main_frame(rows, words)
+    if frame.empty:
+        return None
     references = {
         name: frame[frame["merger"] == name].iloc[0]
         for name in ("expert", "base")
         if (frame["merger"] == name).any()
     }
     methods = frame[~frame["merger"].isin(words.references)]
+    if methods.empty:
+        return None
     largest = methods["n"].max()
     methods = methods[methods["n"].isin([0, largest])]
     panels = list(methods.groupby(["merger", "merger_args"], sort=False))
@@ -86,8 +90,11 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure:
         axis.grid(axis="y", color="0.9", linewidth=0.5)
         axis.set_axisbelow(True)
     axes[-1, 0].set_xticks(places, [*words.tasks.values(), "Average"])
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False)
+    entries: dict[str, object] = {}
+    for axis in axes[:, 0]:  # a variant may be missing from the first panel
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    figure.legend(entries.values(), entries, loc="outside upper center", ncols=3, frameon=False)
     seeds = int(methods["seeds"].max())
     sample = f"n = {largest} calibration images per task, " if largest else ""
     spread = f"{seeds} seeds; error bars: standard deviation over seeds" if seeds > 1 else "1 seed"
@@ -95,9 +102,11 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure:
     return figure
 
 
-def cross_experts(rows: pd.DataFrame, words: Words) -> Figure:
+def cross_experts(rows: pd.DataFrame, words: Words) -> Figure | None:
     """Accuracy of every expert on every task as a matrix."""
     frame = cross_frame(rows, words)
+    if frame.empty:
+        return None
     values = 100 * frame[list(words.tasks)].to_numpy(dtype=float)
     figure, axis = plt.subplots(figsize=(5.4, 4.6))
     image = axis.imshow(values, cmap="cividis", vmin=0, vmax=100)
@@ -114,24 +123,34 @@ def cross_experts(rows: pd.DataFrame, words: Words) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[pd.DataFrame, Words], Figure]] = {
+FIGURES: dict[str, Callable[[pd.DataFrame, Words], Figure | None]] = {
     "accuracy": accuracy,
     "cross_experts": cross_experts,
 }
 
 
 def save(name: str, rows: pd.DataFrame, words: Words, stem: Path) -> list[Path]:
-    """Draw one figure and write ``stem``.png and ``stem``.svg, each aside and then renamed."""
+    """Draw one figure and write ``stem``.png and ``stem``.svg, each aside and then renamed.
+
+    Returns the files, none if the rows hold nothing to draw.
+    """
     mpl.use("Agg")
     written = []
     with plt.rc_context(STYLE):
         figure = FIGURES[name](rows, words)
+        if figure is None:
+            return []
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            path = stem.with_name(f"{stem.name}.{form}")
-            aside = path.with_name(f".{path.name}")
-            figure.savefig(aside, format=form, metadata=metadata)
-            aside.replace(path)
-            written.append(path)
-        plt.close(figure)
+        try:
+            for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+                path = stem.with_name(f"{stem.name}.{form}")
+                aside = path.with_name(f".{path.name}")
+                try:
+                    figure.savefig(aside, format=form, metadata=metadata)
+                    aside.replace(path)
+                finally:
+                    aside.unlink(missing_ok=True)
+                written.append(path)
+        finally:
+            plt.close(figure)
     return written

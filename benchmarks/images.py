@@ -23,9 +23,16 @@ def load_split(task: Task, split: str) -> object:
     where = f"task {task.name!r}, split {split!r} of {source.path}"
     if Path(source.path).is_absolute() and not Path(source.path).is_dir():
         raise FileNotFoundError(f"{where}: the folder does not exist")
+    name = source.split(split)
+    # of a folder only the split's own file is read, so that an error is about that split
+    single = (Path(source.path) / f"{name}.parquet").is_file()
     try:
         dataset = datasets.load_dataset(
-            source.path, source.config, split=source.split(split), revision=source.revision
+            source.path,
+            source.config,
+            split=name,
+            revision=source.revision,
+            data_files={name: f"{name}.parquet"} if single else None,
         )
     except Exception as error:
         # datasets wraps a damaged parquet file in its own generic error; the cause says more
@@ -56,7 +63,11 @@ def check_labels(dataset: object, classes: Sequence[str], where: str) -> None:
                 f"{where}: the class list has the data set's names in another order (class "
                 f"{first} is {classes[first]!r}, the data set says {names[first]!r})"
             )
-    labels = np.asarray(dataset["label"])
+    labels = dataset["label"]
+    empty = sum(label is None for label in labels)
+    if empty:
+        raise ValueError(f"{where}: {empty} rows have no label")
+    labels = np.asarray(labels)
     bad = labels[(labels < 0) | (labels >= len(classes))]
     if bad.size:
         raise ValueError(

@@ -66,12 +66,13 @@ def read_rows(path: Path) -> pd.DataFrame:
     """Rows of one CSV file; ValueError if a column is missing or a value is not a number."""
     try:
         frame = pd.read_csv(path, dtype=TEXT, keep_default_na=False)
+        for name in {"n", "seed", "value"} & set(frame.columns):
+            frame[name] = pd.to_numeric(frame[name])
     except (ValueError, pd.errors.ParserError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}; it has {list(frame.columns)}")
-    frame["value"] = pd.to_numeric(frame["value"])
     return frame[COLUMNS]
 
 
@@ -96,6 +97,18 @@ def _aside(path: Path) -> Iterator[TextIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_record(folder: Path) -> dict:
+    """A run's ``run.json``; ValueError names the file if it is missing or damaged."""
+    path = folder / "run.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; run it again with --force") from error
+    if not isinstance(record, dict) or "files" not in record:
+        raise ValueError(f"{path} is no record of a run; run it again with --force")
+    return record
 
 
 def provenance() -> dict:

@@ -16,7 +16,7 @@ from merging import CALIBRATORS, MERGERS
 from . import readme
 from .driver import complete_runs
 from .figures import save
-from .records import read_rows, write_json, write_text
+from .records import read_record, read_rows, write_json, write_text
 from .references import REFERENCES
 from .spec import Options, sweep_named
 from .suites import Suite
@@ -58,6 +58,8 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
     stem = f"{name}_{suite.name}"
     written = []
     for table in sweep.tables:
+        if TABLES[table].frame(rows, words).empty:  # e.g. a sweep narrowed to some runs
+            continue
         file = stem if table == sweep.tables[0] else f"{stem}_{table}"
         for form, text in render(TABLES[table], rows, words).items():
             path = results / "tables" / f"{file}.{form}"
@@ -88,7 +90,7 @@ def write_all_rows(results: Path) -> Path:
 
 def _notes(folders: list[Path], planned: int) -> list[str]:
     """What a reader of the table must know about the runs behind it."""
-    records = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    records = [read_record(folder) for folder in folders]
     notes = []
     if len(folders) < planned:
         notes.append(f"Incomplete: {len(folders)} of {planned} runs.")
@@ -96,6 +98,11 @@ def _notes(folders: list[Path], planned: int) -> list[str]:
     commits = sorted({record["commit"][:12] for record in records})
     if len(commits) > 1:
         notes.append(f"Warning: runs come from {len(commits)} commits ({', '.join(commits)}).")
+    versions = len({record["files"] for record in records})
+    if versions > 1:
+        notes.append(
+            f"Warning: runs come from {versions} versions of the suite's files; run it again."
+        )
     if any(record["dirty"] for record in records):
         notes.append("Warning: some runs were made by code with uncommitted changes.")
     for note in notes:
@@ -110,31 +117,35 @@ def publish(results: Path) -> list[Path]:
     Raises ValueError unless all complete runs come from one commit without changes.
     """
     folders = list(complete_runs(results / "runs"))
-    records = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    records = [read_record(folder) for folder in folders]
     commits = {record["commit"] for record in records}
-    if len(commits) != 1 or any(record["dirty"] for record in records):
+    if len(commits) != 1 or "unknown" in commits or any(record["dirty"] for record in records):
         raise ValueError(
             f"published results come from one clean commit; {len(folders)} complete runs in "
-            f"{results / 'runs'} come from {len(commits)} commits, "
+            f"{results / 'runs'} come from {len(commits)} commits ({', '.join(sorted(commits))}), "
             f"{sum(record['dirty'] for record in records)} of them with uncommitted changes; "
             "commit, remove results/runs and run again"
         )
-    target = results / "embedded"
-    written = []
+    absent = [p for p in ("tables", "figures", "rows.csv") if not (results / p).exists()]
+    if absent:
+        raise ValueError(f"{results} lacks {', '.join(absent)}; use `report` first")
+    target, aside = results / "embedded", results / ".embedded-unfinished"
+    shutil.rmtree(aside, ignore_errors=True)
     for part in ("tables", "figures"):
-        shutil.rmtree(target / part, ignore_errors=True)
-        shutil.copytree(results / part, target / part)
-        written += sorted((target / part).iterdir())
-    shutil.copyfile(results / "rows.csv", target / "rows.csv")
+        shutil.copytree(results / part, aside / part)
+    shutil.copyfile(results / "rows.csv", aside / "rows.csv")
     shared = ("commit", "dirty", "python", "packages", "platform", "cpu", "cores", "threads",
               "device", "gpu")  # fmt: skip
     write_json(
-        target / "provenance.json",
+        aside / "provenance.json",
         {key: records[0][key] for key in shared}
         | {"runs": len(records), "wall_seconds": round(sum(r["wall_seconds"] for r in records))},
     )
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)
+    written = sorted(path for path in target.rglob("*") if path.is_file())
     page = Path(__file__).resolve().parent.parent / "README.md"
     if target.resolve().is_relative_to(page.parent):  # not for results kept elsewhere
         readme.update(page, target)
         written.append(page)
-    return [*written, target / "rows.csv", target / "provenance.json"]
+    return written

@@ -30,12 +30,12 @@ class Table:
     text: Callable[[pd.DataFrame, Words, str], pd.DataFrame]
 
 
-def accuracy_per_run(rows: pd.DataFrame) -> pd.DataFrame:
+def accuracy_per_run(rows: pd.DataFrame, words: Words) -> pd.DataFrame:
     """One line per run: its method columns and seed, one column per task, and their average."""
     scores = rows[(rows["metric"] == "accuracy") & (rows["merger"] != "cross_expert")]
     wide = scores.pivot_table(
         index=["run", *METHOD, "seed"], columns="task", values="value", aggfunc="first"
-    )
+    ).reindex(columns=list(words.tasks))
     wide["average"] = wide.mean(axis=1, skipna=False)
     return wide.reset_index()
 
@@ -45,7 +45,9 @@ def main_frame(rows: pd.DataFrame, words: Words) -> pd.DataFrame:
 
     The average over tasks is taken within each run first, so that its spread is that of averages.
     """
-    runs = accuracy_per_run(rows)
+    runs = accuracy_per_run(rows, words)
+    if runs.empty:
+        return pd.DataFrame()
     columns = [*words.tasks, "average"]
     grouped = runs.groupby(METHOD, sort=False)
     mean, spread = grouped[columns].mean(), grouped[columns].std(ddof=1)
@@ -89,7 +91,7 @@ def main_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
             else _label(words, row["calibrator"], row["calibrator_args"], form),
             "n": str(row["n"]) if row["n"] else "",
             "Seeds": str(row["seeds"]),
-            **{title: _percent(row[task]) for task, title in words.tasks.items()},
+            **{_plain(title, form): _percent(row[task]) for task, title in words.tasks.items()},
             "Average": _percent(row["average"]),
             "Time (s)": "" if pd.isna(row["seconds"]) else f"{row['seconds']:.1f}",
         }
@@ -107,12 +109,13 @@ def main_caption(rows: pd.DataFrame, words: Words) -> str:
     counted = ", ".join(
         f"{words.tasks[task]} {int(sizes[task])}" for task in words.tasks if task in sizes
     )
-    splits = ", ".join(sorted(set(rows["split"]) - {""})) or "none used"
+    splits = ", ".join(sorted(set(rows["split"]) - {""}))
+    drawn = f", from the {splits} split" if splits else ""
     evaluated = ", ".join(sorted(set(rows["evaluated_on"])))
     return (
         f"Accuracy in % on the {evaluated} split of {_only(rows, 'suite')} "
         f"({_only(rows, 'backbone')}; images: {counted}). n: unlabelled calibration examples per "
-        f"task, from the {splits} split. Mean over seeds; ± is the sample standard deviation of "
+        f"task{drawn}. Mean over seeds; ± is the sample standard deviation of "
         "the average over seeds (one per calibration set and draw). Time: median seconds of "
         "merging and calibrating, without loading, decoding and scoring. Hyperparameters in "
         "parentheses differ from a method's defaults. Bold: best merged model by average."
@@ -122,11 +125,13 @@ def main_caption(rows: pd.DataFrame, words: Words) -> str:
 def cross_frame(rows: pd.DataFrame, words: Words) -> pd.DataFrame:
     """Accuracy of every expert on every task, base below, in fractions."""
     scores = rows[(rows["metric"] == "accuracy") & rows["merger"].isin(["cross_expert", "base"])]
+    if not (scores["merger"] == "cross_expert").any():
+        return pd.DataFrame()
     scores = scores.assign(expert=scores["merger_args"].str.removeprefix("expert="))
     wide = scores.pivot_table(index="expert", columns="task", values="value", aggfunc="first")
     order = [name for name in [*words.tasks, ""] if name in wide.index]
-    wide = wide.loc[order, list(words.tasks)]
-    wide["average"] = wide.mean(axis=1)
+    wide = wide.loc[order].reindex(columns=list(words.tasks))
+    wide["average"] = wide.mean(axis=1, skipna=False)
     return wide.rename(index={"": "base"}).reset_index()
 
 
@@ -134,10 +139,10 @@ def cross_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
     """Percent with one decimal; each expert's own task in bold."""
     lines = []
     for _, row in frame.iterrows():
-        line = {"Expert": words.tasks.get(row["expert"], words.methods["base"])}
+        line = {"Expert": _plain(words.tasks.get(row["expert"], words.methods["base"]), form)}
         for task, title in [*words.tasks.items(), ("average", "Average")]:
             text = _percent(row[task])
-            line[title] = BOLD[form].format(text) if task == row["expert"] else text
+            line[_plain(title, form)] = BOLD[form].format(text) if task == row["expert"] else text
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -179,7 +184,10 @@ def label(words: Words, name: str, arguments: str) -> str:
 
 
 def _label(words: Words, name: str, arguments: str, form: str) -> str:
-    text = label(words, name, arguments)
+    return _plain(label(words, name, arguments), form)
+
+
+def _plain(text: str, form: str) -> str:
     return _tex(text) if form == "tex" else text
 
 

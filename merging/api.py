@@ -42,6 +42,10 @@ class Pool:
     def __post_init__(self) -> None:
         if not self.experts:
             raise ValueError("a pool needs at least one expert, got none")
+        if isinstance(self.exclude, str):
+            raise TypeError(
+                f"exclude holds patterns, got the text {self.exclude!r}; write ({self.exclude!r},)"
+            )
         if not isinstance(self.experts, Experts):
             object.__setattr__(self, "experts", Experts(self.experts))
 

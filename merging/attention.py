@@ -41,16 +41,24 @@ class SplitAttention(nn.Module):
         self.out_proj.load_state_dict(fused.out_proj.state_dict())
         self.train(fused.training)
 
-    def forward(
+    def forward(  # noqa: PLR0917 - the order of nn.MultiheadAttention
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """Self-attention of ``query`` (batch, tokens, width); key and value must be the same."""
+        """Self-attention of ``query`` (batch, tokens, width); key and value must be the same.
+
+        A boolean ``attn_mask`` is True where attention is barred, as in ``nn.MultiheadAttention``.
+        """
+        if key_padding_mask is not None:
+            raise ValueError("SplitAttention takes no key_padding_mask: batches are not padded")
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = ~attn_mask  # the function below means the opposite
         if (key is not None and key is not query) or (value is not None and value is not query):
             raise ValueError("SplitAttention is self-attention: query, key and value must be one")
         parts = [

@@ -23,6 +23,9 @@ class Experts(Mapping[str, nn.Module]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)
 
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks  # the inherited one would load the expert
+
     def __len__(self) -> int:
         return len(self._tasks)
 

@@ -125,6 +125,10 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> 
                 f"{source} returned {name} with shape {tuple(tensor.shape)}, "
                 f"expected {tuple(targets[name].shape)}"
             )
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{source} returned NaN or infinite values in {name}")
-        targets[name].copy_(tensor)
+        stored = tensor.to(targets[name])
+        if not torch.isfinite(stored).all():
+            raise ValueError(
+                f"{source} returned NaN or infinite values in {name} (or values beyond the range "
+                f"of {stored.dtype})"
+            )
+        targets[name].copy_(stored)

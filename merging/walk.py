@@ -98,6 +98,11 @@ def record(
     return Stream(hidden[0], calls)
 
 
+def _check_eval(model: nn.Module, what: str) -> None:
+    if model.training:  # dropout would make every replay another one
+        raise ValueError(f"{what} is in training mode; call .eval() on it")
+
+
 def calibratable(block: nn.Module) -> list[str]:
     """Names of the linear and normalisation layers inside a block."""
     for name, module in block.named_modules():
@@ -136,7 +141,10 @@ def replay_inputs(
         output = stream.replay(block, index)
     missed = [name for name in names if name not in inputs]
     if missed:
-        raise RuntimeError(f"modules {missed} of block {index} were not run by its forward pass")
+        raise RuntimeError(
+            f"modules {missed} of block {index} were not run by its forward pass; a model that "
+            "caches keys and values needs use_cache=False in its batches"
+        )
     return inputs, output
 
 
@@ -216,6 +224,7 @@ def walk(
     cross-attention sees the calibrated encoder.
     """
     tasks = tuple(experts)
+    _check_eval(model, "the merged model")
     for stack in layout_of(model).stacks:
         blocks = list(model.get_submodule(stack))
         merged_streams: dict[str, list[Stream]] = {}
@@ -223,6 +232,7 @@ def walk(
         first_only = False
         for task in tasks:
             expert = experts[task]
+            _check_eval(expert, f"expert {task!r}")
             theirs = list(expert.get_submodule(stack))
             merged_streams[task], expert_streams[task] = [], []
             for batch in calibration[task]:
@@ -231,6 +241,7 @@ def walk(
                 # One full pass tells whether later blocks are called as the first one is
                 first_only = len(mine.calls) == 1
                 expert_streams[task].append(record(expert, theirs, batch, first_only=first_only))
+            del expert, theirs  # a lazily loaded expert is let go before the next one is loaded
         for index, block in enumerate(blocks):
             step = Step(
                 stack,

@@ -156,7 +156,7 @@ def test_an_activation_nested_in_an_experts_config_is_compared_too(tmp_path, mon
 def test_a_base_that_holds_only_a_tower_is_refused(tmp_path, monkeypatch):
     root = copy_toy(tmp_path, monkeypatch)
     shutil.copy(root / "experts/north/model.safetensors", root / "base/model.safetensors")
-    with pytest.raises(ValueError, match=f"lacks {PROJECTION}; it must be a full CLIPModel"):
+    with pytest.raises(ValueError, match=r"lacks 23 of .* it must be a full CLIPModel"):
         suite_at(root).base_model()
 
 

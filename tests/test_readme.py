@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import readme
-from merging import MERGERS, Pool, mergers, merge
+from merging import MERGERS, Pool, merge, mergers
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -138,7 +138,7 @@ def test_with_one_template_scores_are_clips_own_logits(tmp_path, monkeypatch):
     suite = suite_at(root)
     task = suite.task("east")
     clip, tokens = (
-        CLIPModel.from_pretrained(root / "base"),
+        CLIPModel.from_pretrained(root / "base", dtype=torch.float32),
         AutoTokenizer.from_pretrained(root / "base"),
     )
     images = [image.convert("RGB") for image in suite._dataset(task, "test")["image"]]
@@ -156,7 +156,7 @@ def test_with_one_template_scores_are_clips_own_logits(tmp_path, monkeypatch):
 
 def test_a_head_is_the_scaled_direction_of_the_mean_over_templates():
     suite = toy()
-    clip = CLIPModel.from_pretrained(toy_root() / "base")
+    clip = CLIPModel.from_pretrained(toy_root() / "base", dtype=torch.float32)
     tokens = AutoTokenizer.from_pretrained(toy_root() / "base")
     with torch.inference_mode():
         for row, name in enumerate(("one", "two", "three", "four")):

@@ -208,7 +208,8 @@ def test_the_caption_names_the_split_of_calibration_examples_only_if_there_were_
 
 def test_titles_with_signs_that_latex_reads_are_escaped():
     words = Words(WORDS.methods, {"dtd": "R&D", "gtsrb": "GTSRB_1"})
-    rows = pd.DataFrame([*run("0", scores(0.2, 0.4)), *run("1", scores(1, 1), merger="base")])
+    cross = run("1", scores(1, 1), merger="cross_expert", merger_args="expert=dtd")
+    rows = pd.DataFrame([*run("0", scores(0.2, 0.4)), *cross])
     for table in TABLES.values():
         text = render(table, rows, words)["tex"]
         assert r"R\&D & GTSRB\_1 & Average" in text

@@ -96,8 +96,13 @@ class Suite(ABC):
         """The model's predictions on all of a split."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Raise before work starts if a file is missing, damaged or does not fit the others."""
+    def check(
+        self, splits: Sequence[str] = ("train", "test"), scored: Sequence[str] = ("test",)
+    ) -> None:
+        """Raise before work starts if a file is missing, damaged or does not fit the others.
+
+        ``splits`` are all that will be read, ``scored`` those on which predictions are made.
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,9 +19,11 @@ from torch import Tensor, nn
 
 from merging.api import Batch
 from merging.layouts import run
+from merging.state import check_keys
 
-from ..checkpoints import TOWER, Checkpoint, DiskExperts, TowerFile, canonical, config_of, opened
+from ..checkpoints import TOWER, Checkpoint, DiskExperts, TowerFile, canonical, config_of, read_base
 from ..images import check_labels, decode, load_split, normalise
+from ..prompts import read_prompts
 from .base import Predictions, Source, Suite, Task
 
 PROJECTION = "visual_projection.weight"
@@ -47,24 +48,17 @@ class ClipSuite(Suite):
 
     @cached_property
     def _base(self) -> nn.Module:
-        from transformers import CLIPConfig, CLIPVisionModelWithProjection
+        from transformers import CLIPVisionModelWithProjection
 
-        folder = self.base.folder()
-        config = CLIPConfig.from_pretrained(folder)
+        config, state = read_base(self.base.folder())
         vision = copy.deepcopy(config.vision_config)
         vision.projection_dim = config.projection_dim
-        model = CLIPVisionModelWithProjection(vision).eval()
-        with opened(folder) as file:
-            names = set(file.keys())
-            if PROJECTION not in names:
-                raise ValueError(
-                    f"base {folder} lacks {PROJECTION}; it must be a full CLIPModel folder, not "
-                    "a vision tower alone (a random projection would be used)"
-                )
-            state = {c: file.get_tensor(n).float() for n in names if (c := canonical(n))}
-            state[PROJECTION] = file.get_tensor(PROJECTION).float()
-        state = {name: state[name] for name in state if name in model.state_dict()}
-        model.load_state_dict(state)  # strict: a name or shape that does not fit raises
+        # float32 whatever the configuration says: its dtype is that of the file
+        model = CLIPVisionModelWithProjection(vision).eval().float()
+        parts = {name for name in state if name.startswith(TOWER) or name == PROJECTION}
+        buffers = [name for name in model.state_dict() if name.endswith("position_ids")]
+        missing = model.load_state_dict({n: state[n] for n in parts}, strict=False).missing_keys
+        check_keys("the base's vision tower", parts, parts | (set(missing) - set(buffers)), "")
         return model.to(self.device)
 
     def base_model(self) -> nn.Module:
@@ -103,19 +97,7 @@ class ClipSuite(Suite):
 
     def prompts(self, task: Task) -> tuple[list[str], list[str]]:
         """Class names and templates of a task."""
-        path = Path(self.labels) / f"{task.name}.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            classes, templates = list(content["classes"]), list(content["templates"])
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"task {task.name!r}: cannot read classes and templates from {path} ({error!r})"
-            ) from error
-        twice = {name for name in classes if classes.count(name) > 1}
-        if twice or not classes or not templates:
-            problem = f"lists {sorted(twice)} twice" if twice else "has an empty list"
-            raise ValueError(f"task {task.name!r}: {path} {problem}")
-        return classes, templates
+        return read_prompts(Path(self.labels) / f"{task.name}.json", task.name)
 
     def head(self, task: Task) -> Tensor:
         """Zero-shot head (classes, d): normalised mean of normalised prompt embeddings."""
@@ -125,15 +107,16 @@ class ClipSuite(Suite):
 
     @torch.inference_mode()
     def _fill_heads(self) -> None:
-        from transformers import AutoTokenizer, CLIPModel
+        from transformers import CLIPModel
 
-        folder = self.base.folder()
-        clip = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().to(self.device)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        config, state = read_base(self.base.folder())
+        clip = CLIPModel(config).eval().float()
+        clip.load_state_dict(state, strict=False)  # names were checked, position ids may lack
+        clip.to(self.device)
         for task in self.tasks:
             classes, templates = self.prompts(task)
             texts = [template.format(name) for name in classes for template in templates]
-            tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            tokens = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
             inputs = {key: tokens[key].to(self.device) for key in ("input_ids", "attention_mask")}
             pooled = clip.text_model(**inputs).pooler_output
             embedded = nn.functional.normalize(clip.text_projection(pooled), dim=-1)
@@ -147,7 +130,22 @@ class ClipSuite(Suite):
     def _processor(self) -> object:
         from transformers import CLIPImageProcessor
 
-        return CLIPImageProcessor.from_pretrained(self.base.folder())
+        return self._from_base(CLIPImageProcessor, "preprocessor_config.json")
+
+    @cached_property
+    def _tokenizer(self) -> object:
+        from transformers import AutoTokenizer
+
+        return self._from_base(AutoTokenizer, "tokenizer.json")
+
+    def _from_base(self, kind: type, file: str) -> object:
+        folder = self.base.folder()
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"base {folder} lacks {file}; fetch it again")
+        try:
+            return kind.from_pretrained(folder)
+        except Exception as error:
+            raise ValueError(f"base {folder}: {file} cannot be used: {error}") from error
 
     def _dataset(self, task: Task, split: str) -> object:
         key = (task.name, split)
@@ -199,12 +197,18 @@ class ClipSuite(Suite):
 
     # ---- doors
 
-    def check(self) -> None:
-        """Read every header, class list and data set once: keys, shapes, labels, sizes."""
-        _ = self._files
+    def check(
+        self, splits: Sequence[str] = ("train", "test"), scored: Sequence[str] = ("test",)
+    ) -> None:
+        """Read weights, class lists, prompts and labels once; decode what will be scored."""
+        for file in self._files.values():
+            file.read()
         for task in self.tasks:
-            for split in ("train", "test"):
+            for split in splits:
                 self._dataset(task, split)
+            self.head(task)
+            for split in scored:
+                self.pixels(task, split)
 
     def fingerprint(self) -> str:
         """SHA-256 over the names and contents of all local files, and over Hub revisions."""

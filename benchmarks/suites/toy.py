@@ -6,6 +6,7 @@ nothing about methods.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from ..progress import quiet_libraries
 from .base import SUITES
 from .clip import ClipSuite, folder_suite
 
-VERSION = 1  # part of the cache folder's name: raise it when this file changes what it makes
+VERSION = 2  # part of the cache folder's name: raise it when this file changes what it makes
 TASKS = (("north", "North"), ("east", "East"), ("west", "West"))
 CLASSES = ("one", "two", "three", "four")
 TEMPLATES = ("a {} of %s", "{} of %s")
@@ -81,7 +82,7 @@ def build(root: Path) -> None:
         for name, (images, labels) in splits.items()
     }
     _train(model, prompts, shifted, steps=60, rate=2e-3, purpose="base")
-    model.save_pretrained(base)
+    copy.deepcopy(model).half().save_pretrained(base)  # float16, as shipped checkpoints are
     _processor(base)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     for part in (model.text_model, model.text_projection, model.visual_projection):
@@ -225,10 +226,14 @@ def _save_tower(model: nn.Module, folder: Path) -> None:
 
     folder.mkdir(parents=True)
     tower = {
-        name: tensor.contiguous()
+        name: tensor.half().contiguous()
         for name, tensor in model.state_dict().items()
         if name.startswith("vision_model.")
     }
     save_file(tower, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {**model.config.vision_config.to_dict(), "architectures": ["CLIPVisionModel"]}
+    config = {
+        **model.config.vision_config.to_dict(),
+        "architectures": ["CLIPVisionModel"],
+        "dtype": "float16",
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1))

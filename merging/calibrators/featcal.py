@@ -19,6 +19,7 @@ from ..api import CALIBRATORS, Merged, Pool
 from ..gram import DiagonalMoments, Moments
 from ..layouts import Layout, layout_of
 from ..norms import normalised
+from ..state import compute_dtype
 from ..systems import Affine, LinearSystem, NormSystem
 from ..walk import Step, calibratable, walk
 
@@ -56,7 +57,7 @@ class FeatCal:
     rho: float = 2.2  # ρ; 1 anchors at the merged weight, above 1 extrapolates from the base
     alpha: float = 0.25  # α; share of the expert's own input in the target
     order: Literal["block", "module"] = "block"  # "module" (ours): each sees the edits before it
-    bias: bool = True
+    bias: bool = True  # of linear maps
     norm: bool = True  # scales and shifts of LayerNorm and RMSNorm
     token_weight: float = 0.01  # of tokens that the head does not read, in the last block
     epsilon: float = 1e-8  # ε
@@ -152,10 +153,12 @@ class FeatCal:
         """Fold one batch of merged and expert inputs, (batch, tokens, d), into the moments."""
         weight = None
         if unit.token is not None:
-            weight = x.new_full(x.shape[:-1], self.token_weight, dtype=torch.float32)
+            dtype = compute_dtype(x.dtype)
+            weight = x.new_full(x.shape[:-1], self.token_weight, dtype=dtype)
             weight[:, unit.token] = 1.0
         if unit.linear:
-            target = torch.lerp(x, expert_x, self.alpha)
+            # in the merged model's type: experts may be stored in another one
+            target = torch.lerp(x, expert_x.to(x), self.alpha)
             moments.add(x, target, weight=weight, maps=expert.weight if unit.images else None)
         else:
             moments.add(normalised(module, x), weight=weight)
@@ -178,5 +181,10 @@ class FeatCal:
             modules, solution.weight.split(sizes), solution.bias.split(sizes), strict=True
         ):
             module.weight.copy_(weight)
-            if self.bias and getattr(module, "bias", None) is not None:
+            if getattr(module, "bias", None) is not None and (self.bias or not unit.linear):
                 module.bias.copy_(bias)
+        if not all(torch.isfinite(module.weight).all() for module in modules):
+            raise FloatingPointError(
+                f"{where}: the solution overflows {modules[0].weight.dtype}; load the models in "
+                "float32"
+            )
