@@ -70,6 +70,11 @@ class Pool:
                     raise ValueError(
                         f"the base model: {name} holds NaN or infinite values; load it again"
                     )
+            if not self.base_weights():
+                raise ValueError(
+                    f"nothing is left to merge: exclude={self.exclude} covers all "
+                    f"{len(weights(self.base))} weights"
+                )
             notes = tuple(
                 f"expert {task!r} equals the base model: its task vector is zero"
                 for task in self.experts
@@ -94,6 +99,10 @@ class Pool:
                 )
             for position, batch in enumerate(batches):
                 for key, value in batch.items():
+                    if isinstance(value, Tensor) and value.dim() and not len(value):
+                        raise ValueError(
+                            f"calibration batch {position} of task {task!r}: {key!r} is empty"
+                        )
                     if (
                         isinstance(value, Tensor)
                         and value.is_floating_point()

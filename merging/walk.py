@@ -103,6 +103,15 @@ def _check_eval(model: nn.Module, what: str) -> None:
         raise ValueError(f"{what} is in training mode; call .eval() on it")
 
 
+def _check_unpadded(batch: Mapping[str, Any], task: str) -> None:
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and not bool(mask.all()):
+        raise ValueError(
+            f"a calibration batch of task {task!r} is padded (its attention_mask has zeros), and "
+            "padding would count as data; group examples of equal length into batches"
+        )
+
+
 def calibratable(block: nn.Module) -> list[str]:
     """Names of the linear and normalisation layers inside a block."""
     for name, module in block.named_modules():
@@ -236,6 +245,7 @@ def walk(
             theirs = list(expert.get_submodule(stack))
             merged_streams[task], expert_streams[task] = [], []
             for batch in calibration[task]:
+                _check_unpadded(batch, task)
                 mine = record(model, blocks, batch, first_only=first_only)
                 merged_streams[task].append(mine)
                 # One full pass tells whether later blocks are called as the first one is

@@ -172,3 +172,29 @@ def test_one_exclude_pattern_given_as_a_string_is_not_read_letter_by_letter():
         return
     hidden = set(dict(pool.base.named_parameters())) - set(pool.base_weights())
     assert hidden == {"visual_projection.weight"}
+
+
+def test_an_empty_calibration_batch_is_refused():
+    pool = pool_of("clip")
+    task = next(iter(pool.experts))
+    empty = {key: value[:0] for key, value in pool.calibration[task][0].items()}
+    broken = Pool(pool.base, pool.experts, {**pool.calibration, task: [empty]})
+    with pytest.raises(ValueError, match=rf"batch 0 of task '{task}': 'pixel_values' is empty"):
+        broken.check(needs_data=True)
+
+
+def test_excluding_every_weight_is_refused():
+    pool = pool_of("mlp")
+    with pytest.raises(ValueError, match="nothing is left to merge"):
+        merge("ties", Pool(pool.base, pool.experts, exclude=("*",)))
+
+
+def test_a_padded_batch_is_refused():
+    pool = pool_of("t5")
+    task = next(iter(pool.experts))
+    batch = dict(pool.calibration[task][0])
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    batch["attention_mask"][0, -1] = 0
+    padded = Pool(pool.base, pool.experts, {**pool.calibration, task: [batch]})
+    with pytest.raises(ValueError, match=f"task '{task}' is padded"):
+        calibrate("featcal", merge("average", padded), padded)

@@ -67,6 +67,7 @@ class FeatCal:
             if getattr(self, name) < 0:
                 raise ValueError(f"featcal: {name} is at least 0, got {getattr(self, name)}")
 
+    @torch.no_grad()
     def __call__(self, merged: Merged, pool: Pool) -> Merged:
         """A calibrated copy of the merged model."""
         if merged.corrections:
