@@ -48,8 +48,8 @@ def load_split(task: Task, split: str) -> object:
     return dataset
 
 
-def check_labels(dataset: object, classes: Sequence[str], where: str) -> None:
-    """Raise ValueError unless every label is a position in ``classes``, and names agree."""
+def checked_labels(dataset: object, classes: Sequence[str], where: str) -> list[int]:
+    """The labels; ValueError unless each is a position in ``classes`` and names agree."""
     names = getattr(dataset.features["label"], "names", None)
     if names is not None and len(names) != len(classes):
         raise ValueError(
@@ -63,7 +63,7 @@ def check_labels(dataset: object, classes: Sequence[str], where: str) -> None:
                 f"{where}: the class list has the data set's names in another order (class "
                 f"{first} is {classes[first]!r}, the data set says {names[first]!r})"
             )
-    labels = dataset["label"]
+    labels = list(dataset["label"])
     empty = sum(label is None for label in labels)
     if empty:
         raise ValueError(f"{where}: {empty} rows have no label")
@@ -74,6 +74,7 @@ def check_labels(dataset: object, classes: Sequence[str], where: str) -> None:
             f"{where}: {bad.size} labels lie outside its list of {len(classes)} classes "
             f"(first: {bad[0]}); known are 0 to {len(classes) - 1}"
         )
+    return labels.tolist()
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from harness import toy, toy_root
 from PIL import Image
 from transformers import CLIPImageProcessor
 
-from benchmarks.images import check_labels, decode, load_split, normalise
+from benchmarks.images import checked_labels, decode, load_split, normalise
 
 
 def pictures(count, width, height, mode="RGB", seed=0):
@@ -99,23 +99,23 @@ def labelled(labels, names=None):
 
 
 def test_labels_inside_the_class_list_pass():
-    assert check_labels(labelled([0, 2, 1]), ["a", "b", "c"], "here") is None
+    assert checked_labels(labelled([0, 2, 1]), ["a", "b", "c"], "here") is None
 
 
 @pytest.mark.parametrize(("label", "classes"), [(3, "abc"), (-1, "abc"), (1, "a")])
 def test_a_label_outside_the_class_list_is_refused(label, classes):
     with pytest.raises(ValueError, match=rf"^here: 1 labels lie outside .*first: {label}\)"):
-        check_labels(labelled([0, label]), list(classes), "here")
+        checked_labels(labelled([0, label]), list(classes), "here")
 
 
 def test_every_label_outside_the_class_list_is_counted():
     with pytest.raises(ValueError, match=r"here: 3 labels lie outside its list of 2 classes"):
-        check_labels(labelled([0, 2, 5, -1]), ["a", "b"], "here")
+        checked_labels(labelled([0, 2, 5, -1]), ["a", "b"], "here")
 
 
 def test_class_names_may_differ_in_case_and_punctuation():
     data = labelled([0, 1], ["sea_lake", "Annual-Crop"])
-    assert check_labels(data, ["Sea Lake", "annual crop"], "here") is None
+    assert checked_labels(data, ["Sea Lake", "annual crop"], "here") is None
 
 
 def test_the_data_sets_names_in_another_order_are_refused():
@@ -123,10 +123,10 @@ def test_the_data_sets_names_in_another_order_are_refused():
     with pytest.raises(
         ValueError, match=r"another order .class 1 is 'blue', the data set says 'gr"
     ):
-        check_labels(data, ["red", "blue", "green"], "here")
+        checked_labels(data, ["red", "blue", "green"], "here")
 
 
 @pytest.mark.parametrize("classes", [["red"], ["red", "green", "blue"]])
 def test_a_class_list_of_another_length_is_refused(classes):
     with pytest.raises(ValueError, match=f"has {len(classes)} names, the data set has 2"):
-        check_labels(labelled([0, 0], ["red", "green"]), classes, "here")
+        checked_labels(labelled([0, 0], ["red", "green"]), classes, "here")

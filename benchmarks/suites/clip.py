@@ -22,7 +22,7 @@ from merging.layouts import run
 from merging.state import check_keys
 
 from ..checkpoints import TOWER, Checkpoint, DiskExperts, TowerFile, canonical, config_of, read_base
-from ..images import check_labels, decode, load_split, normalise
+from ..images import checked_labels, decode, load_split, normalise
 from ..prompts import read_prompts
 from .base import Predictions, Source, Suite, Task
 
@@ -43,6 +43,7 @@ class ClipSuite(Suite):
     _pixels: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
     _heads: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _datasets: dict[tuple[str, str], object] = field(default_factory=dict, repr=False)
+    _labels: dict[tuple[str, str], list[int]] = field(default_factory=dict, repr=False)
 
     # ---- models
 
@@ -151,9 +152,8 @@ class ClipSuite(Suite):
         key = (task.name, split)
         if key not in self._datasets:
             dataset = load_split(task, split)
-            check_labels(
-                dataset, self.prompts(task)[0], f"suite {self.name}, task {task.name!r}, {split}"
-            )
+            where = f"suite {self.name}, task {task.name!r}, {split}"
+            self._labels[key] = checked_labels(dataset, self.prompts(task)[0], where)
             self._datasets[key] = dataset
         return self._datasets[key]
 
@@ -192,8 +192,7 @@ class ClipSuite(Suite):
         for chunk in self.pixels(task, split).split(self.batch_size):
             features = run(model, self._inputs(chunk)).image_embeds
             scores.append((nn.functional.normalize(features, dim=-1) @ head.T).cpu())
-        targets = [int(label) for label in self._dataset(task, split)["label"]]
-        return Predictions(torch.cat(scores), None, targets)
+        return Predictions(torch.cat(scores), None, self._labels[task.name, split])
 
     # ---- doors
 
