@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 table-clip: $(STAMP)  ## every merger with every calibrator on the CLIP suite: tables and figures
 	@$(SWEEP)
 
-smoke: $(STAMP)  ## a few runs on the toy suite, in seconds
+smoke: $(STAMP)  ## a few runs on the toy suite
 	@$(SWEEP)
 
 tune-featcal: $(STAMP)  ## the search for FeatCal's settings, on validation splits

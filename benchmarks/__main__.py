@@ -145,7 +145,8 @@ def _run(options: argparse.Namespace) -> int:
                 suite.calibration_indices(task, largest.n, largest.split, 0)  # too few: raises
     else:
         log.info("nothing to compute: all rows are in %s", options.results / "runs")
-    remember(options.sweep, chosen, options.results)
+    with doors():
+        remember(options.sweep, chosen, options.results)
     outcome = session.run_all(specs, force=options.force)
     written = report_sweep(options.sweep, suite, chosen, options.results)
     for path in written:

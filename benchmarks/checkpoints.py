@@ -74,7 +74,7 @@ def config_of(folder: Path) -> dict:
     """The folder's config.json; ValueError if it is missing or not JSON."""
     path = folder / "config.json"
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
 

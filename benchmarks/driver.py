@@ -6,9 +6,13 @@ A run's folder is ``runs/<id>``. ``rows.csv`` exists there exactly if the run is
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
 import logging
 import shutil
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -28,6 +32,7 @@ from .spec import RunSpec
 from .suites import Suite
 
 log = logging.getLogger(__name__)
+SCORING = ("checkpoints", "images", "prompts", "metrics", "measures", "references")
 
 
 @dataclass
@@ -66,9 +71,10 @@ class Session:
         if not (folder / "rows.csv").is_file():
             return False
         try:
-            return read_record(folder)["files"] == self.fingerprint
+            record = read_record(folder)
         except ValueError:
             return False
+        return record["files"] == self.fingerprint and record.get("code") == code_of(spec)
 
     def run_all(self, specs: list[RunSpec], *, force: bool) -> Outcome:
         """Run what is missing; a failure is recorded and the others go on."""
@@ -82,7 +88,8 @@ class Session:
             except Exception as error:
                 outcome.failed.append(spec.id)
                 folder = self.runs / spec.id
-                (folder / "rows.csv").unlink(missing_ok=True)  # of an earlier, forced-over run
+                if force:  # what was there is not what was asked for
+                    (folder / "rows.csv").unlink(missing_ok=True)
                 write_text(folder / "error.txt", f"{spec.title()}\n\n{traceback.format_exc()}")
                 log.error("%s FAILED: %s (%s)", prefix, error, folder / "error.txt")
             else:
@@ -103,21 +110,34 @@ class Session:
             for measure in spec.measures
             for value in MEASURES[measure](trial)
         ]
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        write_json(
-            folder / "run.json",
-            {
-                "spec": spec.resolved(),
-                "files": self.fingerprint,
-                "notes": list(pool.check()),
-                "start": start.isoformat(timespec="seconds"),
-                "wall_seconds": round(time.perf_counter() - clock, 3),
-                **self.provenance,
-            },
-        )
-        write_rows(folder / "rows.csv", rows)
+        self.runs.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=self.runs, prefix=f".{spec.id}-"))
+        aside.chmod(0o755)
+        try:
+            write_json(
+                aside / "run.json", self.record(spec, pool, start, time.perf_counter() - clock)
+            )
+            write_rows(aside / "rows.csv", rows)
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process may have finished the same run
+                aside.rename(folder)  # the whole run at once
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         return self.summary(rows, cost)
+
+    def record(
+        self, spec: RunSpec, pool: Pool, start: datetime.datetime, seconds: float
+    ) -> dict[str, object]:
+        """What made a run: its spec, files, code, machine, and oddities of its pool."""
+        return {
+            "spec": spec.resolved(),
+            "files": self.fingerprint,
+            "code": code_of(spec),
+            "notes": list(pool.check()),
+            "start": start.isoformat(timespec="seconds"),
+            "wall_seconds": round(seconds, 3),
+            **self.provenance,
+        }
 
     def pool(self, spec: RunSpec) -> Pool:
         """The pool of a run; the last few are kept, since sweeps come back to their seeds."""
@@ -179,7 +199,27 @@ class Session:
         return text + (f", method {seconds:.1f} s" if cost else "")
 
 
+def code_of(spec: RunSpec) -> str:
+    """A hash over the source of what makes a run's numbers: an edited method is another run.
+
+    That is the core, how suites load and score, and the files of the run's own two methods with
+    those they import; other methods may come and go.
+    """
+    methods = [sys.modules[type(m).__module__]
+               for m in (spec.build_merger(), CALIBRATORS.build(spec.calibrator))]  # fmt: skip
+    names = {getattr(value, "__module__", None) for m in methods for value in vars(m).values()}
+    imported = [sys.modules[name] for name in names if str(name).startswith("merging.")]
+    files = {Path(module.__file__) for module in (*methods, *imported)}
+    here = Path(__file__).resolve().parent
+    files |= set((here.parent / "merging").glob("*.py")) | set((here / "suites").glob("*.py"))
+    files |= {here / f"{name}.py" for name in SCORING}
+    digest = hashlib.sha256()
+    for path in sorted({path.resolve() for path in files}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def complete_runs(runs: Path, ids: list[str] | None = None) -> Iterator[Path]:
     """Folders of complete runs, all of them or those with the given ids."""
-    folders = (runs / run for run in ids) if ids is not None else sorted(runs.glob("*"))
+    folders = (runs / run for run in ids) if ids is not None else sorted(runs.glob("[!.]*"))
     return (folder for folder in folders if (folder / "rows.csv").is_file())

@@ -5,6 +5,7 @@ Each is saved as PNG and SVG, with fixed metadata so that equal rows give equal 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def save(name: str, rows: pd.DataFrame, words: Words, stem: Path) -> list[Path]:
         try:
             for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = stem.with_name(f"{stem.name}.{form}")
-                aside = path.with_name(f".{path.name}")
+                aside = path.with_name(f".{os.getpid()}-{path.name}")
                 try:
                     figure.savefig(aside, format=form, metadata=metadata)
                     aside.replace(path)

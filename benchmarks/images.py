@@ -57,8 +57,13 @@ def checked_labels(dataset: object, classes: Sequence[str], where: str) -> list[
         )
     if names is not None:
         ours, theirs = ([_plain(name) for name in group] for group in (classes, names))
-        if ours != theirs and sorted(ours) == sorted(theirs):
-            first = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        moved = [
+            i
+            for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+            if a != b and (b in ours or a in theirs)
+        ]
+        if moved:  # names that only one side has may be synonyms; common ones must agree
+            first = moved[0]
             raise ValueError(
                 f"{where}: the class list has the data set's names in another order (class "
                 f"{first} is {classes[first]!r}, the data set says {names[first]!r})"

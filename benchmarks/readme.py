@@ -52,8 +52,8 @@ def _shown(value: object) -> str:
 
 def results_block(embedded: Path) -> str:
     """The committed table of the main sweep, its figure, and where both come from."""
-    origin = json.loads((embedded / "provenance.json").read_text())
-    table = (embedded / "tables" / "table-clip_mini-clip8.md").read_text()
+    origin = json.loads((embedded / "provenance.json").read_text(encoding="utf-8"))
+    table = (embedded / "tables" / "table-clip_mini-clip8.md").read_text(encoding="utf-8")
     figure = f"{embedded.as_posix()}/figures/table-clip_mini-clip8.png"
     packages = ", ".join(
         f"{name} {origin['packages'][name]}" for name in ("torch", "transformers", "datasets")

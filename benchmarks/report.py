@@ -35,7 +35,7 @@ def remembered(results: Path) -> list[tuple[str, Options]]:
     """The sweeps that were run, each with the options of its last call."""
     found = []
     for path in sorted((results / "runs").glob("*.json")):
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         found.append((content.pop("sweep"), Options(**content)))
     return found
 
@@ -48,7 +48,7 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
     if not folders:
         return []
     rows = pd.concat([read_rows(folder / "rows.csv") for folder in folders], ignore_index=True)
-    notes = _notes(folders, len(ids))
+    notes = _notes(folders, len(ids), suite)
     methods = {**REFERENCES, **_by_year(MERGERS), **_by_year(CALIBRATORS)}
     words = Words(
         methods={key: cls.title for key, cls in methods.items()},
@@ -88,20 +88,23 @@ def write_all_rows(results: Path) -> Path:
     return results / "rows.csv"
 
 
-def _notes(folders: list[Path], planned: int) -> list[str]:
+def _notes(folders: list[Path], planned: int, suite: Suite) -> list[str]:
     """What a reader of the table must know about the runs behind it."""
     records = [read_record(folder) for folder in folders]
     notes = []
     if len(folders) < planned:
-        notes.append(f"Incomplete: {len(folders)} of {planned} runs.")
+        missing = planned - len(folders)
+        notes.append(
+            f"Incomplete: {missing} of {planned} runs are missing (not selected or not run)."
+        )
     notes += sorted({f"Warning: {note}." for record in records for note in record["notes"]})
     commits = sorted({record["commit"][:12] for record in records})
     if len(commits) > 1:
         notes.append(f"Warning: runs come from {len(commits)} commits ({', '.join(commits)}).")
-    versions = len({record["files"] for record in records})
-    if versions > 1:
+    present = suite.fingerprint()
+    if any(record["files"] != present for record in records):
         notes.append(
-            f"Warning: runs come from {versions} versions of the suite's files; run it again."
+            "Warning: some runs were made from other versions of the suite's files; run it again."
         )
     if any(record["dirty"] for record in records):
         notes.append("Warning: some runs were made by code with uncommitted changes.")

@@ -42,10 +42,10 @@ class RunSpec:
             raise ValueError(
                 f"{self.merger} + {self.calibrator} need calibration examples, got n={self.n}"
             )
-        if data and self.split == self.evaluate:
+        if data and self.split in ("test", self.evaluate):
             raise ValueError(
                 f"calibration examples from the {self.split!r} split would be scored on that "
-                "split; choose split='train'"
+                "split or belong to a test set; choose split='train'"
             )
         registry = REFERENCES if self.is_reference else MERGERS
         return dataclasses.replace(

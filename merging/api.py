@@ -65,7 +65,7 @@ class Pool:
         Looks at every expert once (keys, shapes, finite values) and remembers that it did.
         """
         if "_notes" not in self.__dict__:
-            for name, tensor in weights(self.base).items():
+            for name, tensor in self.base_weights().items():
                 if not torch.isfinite(tensor).all():
                     raise ValueError(
                         f"the base model: {name} holds NaN or infinite values; load it again"

@@ -25,9 +25,9 @@ class Affine:
     bias: Tensor
 
     @staticmethod
-    def of(modules: list[nn.Module]) -> Affine:
-        """The maps of several modules stacked along d_out."""
-        weights = [module.weight.double() for module in modules]
+    def of(modules: list[nn.Module], device: torch.device) -> Affine:
+        """The maps of several modules stacked along d_out, on the given device."""
+        weights = [module.weight.to(device).double() for module in modules]
         # RMSNorm layers have no bias attribute at all
         biases = [getattr(module, "bias", None) for module in modules]
         return Affine(
@@ -36,7 +36,7 @@ class Affine:
                 [
                     torch.zeros_like(weight[..., 0] if weight.dim() > 1 else weight)
                     if bias is None
-                    else bias.double()
+                    else bias.to(device).double()
                     for weight, bias in zip(weights, biases, strict=True)
                 ]
             ),

@@ -54,7 +54,14 @@ class Stream:
     def replay(self, block: nn.Module, index: int) -> Tensor:
         """The block's output hidden states for this batch; does not move the stream."""
         call = self.calls[index if len(self.calls) > 1 else 0]
+        tracked = not self.hidden.is_inference()
+        version = self.hidden._version if tracked else 0
         output = block(self.hidden, *call.args, **call.kwargs)
+        if tracked and self.hidden._version != version:
+            raise ValueError(
+                f"block {index} ({type(block).__name__}) changes its input in place, so it cannot "
+                "be replayed; write x = x + f(x) instead of x += f(x)"
+            )
         return output[0] if isinstance(output, tuple) else output
 
 

@@ -149,7 +149,7 @@ def test_an_activation_nested_in_an_experts_config_is_compared_too(tmp_path, mon
         del config["hidden_act"]
 
     edit_json(root / "experts/north/config.json", nest)
-    with pytest.raises(ValueError, match=r"expert 'north' .* activation 'gelu'.*'quick_gelu'"):
+    with pytest.raises(ValueError, match=r"expert 'north' .* hidden_act 'gelu'.*'quick_gelu'"):
         suite_at(root).experts()
 
 

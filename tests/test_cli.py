@@ -108,7 +108,7 @@ def test_a_table_says_how_many_runs_are_missing(tmp_path):
     results = smoke_results(tmp_path)
     shutil.rmtree(run_folder(results, calibrator="featcal", n=4))
     assert cli("report", "smoke", results=results) == 0
-    assert "\nIncomplete: 4 of 5 runs.\n" in (results / TABLE).read_text()
+    assert "\nIncomplete: 1 of 5 runs are missing" in (results / TABLE).read_text()
     assert "n=4" not in (results / TABLE).read_text()
 
 

@@ -30,6 +30,10 @@ class Source:
     test: str = "test"
     revision: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.test in (self.train, self.validation):
+            raise ValueError(f"data set {self.path}: its test split is used as another one too")
+
     def split(self, name: str) -> str:
         """The data set's own name of the split "train", "validation" or "test"."""
         own = {"train": self.train, "validation": self.validation, "test": self.test}

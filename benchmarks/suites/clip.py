@@ -78,12 +78,14 @@ class ClipSuite(Suite):
             folder = task.expert.folder()
             files[task.name] = TowerFile(f"expert {task.name!r}", folder, base)
             config = config_of(folder)
-            act = config.get("hidden_act", config.get("vision_config", {}).get("hidden_act"))
-            if act is not None and act != self._base.config.hidden_act:
-                raise ValueError(
-                    f"expert {task.name!r} ({folder}) uses the activation {act!r}, the base "
-                    f"{self._base.config.hidden_act!r}: accuracy would drop by several points"
-                )
+            config = config.get("vision_config", config)
+            for key in ("hidden_act", "num_attention_heads", "layer_norm_eps", "patch_size"):
+                ours = getattr(self._base.config, key)
+                if config.get(key, ours) != ours:
+                    raise ValueError(
+                        f"expert {task.name!r} ({folder}) has {key} {config[key]!r}, the base "
+                        f"{ours!r}: its weights would compute something else"
+                    )
         return files
 
     @cached_property
@@ -212,6 +214,12 @@ class ClipSuite(Suite):
     def fingerprint(self) -> str:
         """SHA-256 over the names and contents of all local files, and over Hub revisions."""
         digest = hashlib.sha256()
+        for task in self.tasks:
+            source = task.source
+            parts = (task.name, self.base.revision, task.expert.revision, source.config,
+                     source.revision, source.train, source.validation, source.test)  # fmt: skip
+            digest.update(repr(parts).encode())
+        digest.update(repr(self.exclude).encode())
         roots = [self.labels, self.base.path, *(t.expert.path for t in self.tasks)]
         for root in sorted({*roots, *(t.source.path for t in self.tasks)}):
             folder = Path(root)

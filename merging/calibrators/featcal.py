@@ -107,7 +107,8 @@ class FeatCal:
                 for unit in units:
                     if unit not in moments:
                         moments[unit] = Moments() if unit.linear else DiagonalMoments()
-                        experts[unit] = Affine.of([expert.get_submodule(n) for n in unit.names])
+                        maps = [expert.get_submodule(n) for n in unit.names]
+                        experts[unit] = Affine.of(maps, mine[unit.names[0]].device)
                     name = unit.names[0]
                     module = step.merged.get_submodule(name)
                     self._add(moments[unit], unit, experts[unit], module, mine[name], theirs[name])
@@ -167,8 +168,9 @@ class FeatCal:
     def _edit(self, step: Step, unit: Unit, system: LinearSystem | NormSystem) -> None:
         """Solve one unit and write the solution into the merged block."""
         modules = [step.merged.get_submodule(name) for name in unit.names]
-        base = Affine.of([step.base.get_submodule(name) for name in unit.names])
-        anchor = Affine.of(modules).blend(base, self.rho)
+        device = modules[0].weight.device
+        base = Affine.of([step.base.get_submodule(name) for name in unit.names], device)
+        anchor = Affine.of(modules, device).blend(base, self.rho)
         where = f"featcal, block {step.path}, {'+'.join(unit.names)}"
         if unit.linear:
             solution = system.solve(anchor, ridge=self.ridge, where=where)
