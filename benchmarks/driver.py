@@ -6,7 +6,6 @@ A run's folder is ``runs/<id>``. ``rows.csv`` exists there exactly if the run is
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import logging
@@ -119,8 +118,11 @@ class Session:
             )
             write_rows(aside / "rows.csv", rows)
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another process may have finished the same run
+            try:
                 aside.rename(folder)  # the whole run at once
+            except OSError:
+                if not (folder / "rows.csv").is_file():  # else a peer finished the same run
+                    raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         return self.summary(rows, cost)

@@ -70,6 +70,19 @@ def test_a_run_by_other_code_is_run_again(tmp_path, monkeypatch):
     assert not session.complete(spec)
 
 
+def test_a_run_that_cannot_take_its_place_is_an_error(tmp_path, monkeypatch):
+    session, spec = Session(toy(), tmp_path), RunSpec("toy", "base").normalised()
+
+    def refuse(*_):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.Path, "rename", refuse)
+        outcome = session.run_all([spec], force=False)
+    assert outcome.failed == [spec.id]
+    assert not session.complete(spec)
+
+
 @pytest.mark.parametrize("evaluate", ["test", "validation"])
 def test_the_test_split_never_feeds_a_calibrator(evaluate):
     spec = RunSpec("toy", "average", "featcal", 4, split="test", evaluate=evaluate)
