@@ -80,8 +80,8 @@ def _list(_: argparse.Namespace) -> int:
 
     from .measures import MEASURES
     from .metrics import METRICS
-    from .spec import SWEEPS
     from .suites import SUITES
+    from .sweeps import SWEEPS
 
     for registry in (MERGERS, CALIBRATORS):
         print(f"{registry.kind}s:")
@@ -114,8 +114,9 @@ def _run(options: argparse.Namespace) -> int:
     from .driver import Session
     from .progress import quiet_libraries
     from .report import remember, report_sweep
-    from .spec import selected, sweep_named
+    from .spec import selected
     from .suites import suite_named
+    from .sweeps import sweep_named
 
     start = time.perf_counter()
     with doors():
@@ -175,8 +176,8 @@ def _check_machine(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from .report import remembered, report_sweep
-    from .spec import sweep_named
     from .suites import suite_named
+    from .sweeps import sweep_named
 
     written: list[Path] = []
     with doors():

@@ -164,7 +164,8 @@ class DiskExperts(Experts):
     """Experts read from disk when asked for.
 
     Towers that fit ``keep_bytes`` together are kept once read; otherwise each access reads its
-    expert, or its block, again. ``seconds`` is the time spent reading so far.
+    expert, or its block, again. ``seconds`` is the time spent reading so far, ``latest`` that of
+    the latest reading of each whole expert.
     """
 
     def __init__(
@@ -175,11 +176,14 @@ class DiskExperts(Experts):
         size = sum(p.numel() * p.element_size() for p in base.parameters())
         self._kept: dict[str, nn.Module] | None = {} if size * len(files) <= keep_bytes else None
         self.seconds = 0.0
+        self.latest: dict[str, float] = {}
 
     def __getitem__(self, task: str) -> nn.Module:
         if self._kept is not None and task in self._kept:
             return self._kept[task]
+        before = self.seconds
         model = self._load(self._base, self._files[task].read)
+        self.latest[task] = self.seconds - before
         if self._kept is not None:
             self._kept[task] = model
         return model

@@ -24,14 +24,16 @@ import torch
 from merging import CALIBRATORS, Merged, Pool, calibrate, merge
 from merging.registry import arguments_of
 
-from .measures import MEASURES, Door, Stopwatch, Trial
+from .measures import MEASURES, Trial
 from .progress import progress
 from .records import Row, provenance, read_record, write_json, write_rows, write_text
 from .spec import RunSpec
+from .stopwatch import Stopwatch
 from .suites import Suite
 
 log = logging.getLogger(__name__)
-SCORING = ("checkpoints", "images", "prompts", "metrics", "measures", "references")
+SCORING = ("cache", "checkpoints", "drift", "energy", "images", "measures", "metrics", "prompts",
+           "references", "stopwatch")  # fmt: skip
 
 
 @dataclass
@@ -50,7 +52,9 @@ class Session:
     suite: Suite
     runs: Path
     _pools: dict[tuple[int, str, int], Pool] = field(default_factory=dict)
+    _decoding: dict[tuple[int, str, int], float] = field(default_factory=dict)
     _merged: tuple[object, Merged, dict[str, float]] | None = None
+    _warm: set[str] = field(default_factory=set)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -102,8 +106,7 @@ class Session:
         clock = time.perf_counter()
         folder = self.runs / spec.id
         pool = self.pool(spec)
-        door, cost = self.model(spec, pool)
-        trial = Trial(self.suite, door, spec.evaluate, cost)
+        trial = self.trial(spec, pool)
         rows = [
             self.row(spec, *value)
             for measure in spec.measures
@@ -125,7 +128,7 @@ class Session:
                     raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        return self.summary(rows, cost)
+        return self.summary(rows, trial.cost)
 
     def record(
         self, spec: RunSpec, pool: Pool, start: datetime.datetime, seconds: float
@@ -147,15 +150,17 @@ class Session:
         if key not in self._pools:
             while len(self._pools) >= 4:
                 self._pools.pop(next(iter(self._pools)))
+            before = self.suite.decode_seconds
             self._pools[key] = self.suite.pool(spec.n, spec.split, spec.seed)
+            self._decoding[key] = self.suite.decode_seconds - before
         return self._pools[key]
 
-    def model(self, spec: RunSpec, pool: Pool) -> tuple[Door, dict[str, float]]:
-        """The finished model and the cost of its merger and calibrator."""
+    def trial(self, spec: RunSpec, pool: Pool) -> Trial:
+        """The finished model, and the cost of its merger and calibrator."""
         pool.check()  # reads every expert once, so that loading is not timed below
         merger, calibrator = spec.build_merger(), CALIBRATORS.build(spec.calibrator)
         if spec.is_reference:
-            return merger(pool), {}
+            return Trial(self.suite, merger(pool), spec.evaluate, {})
         key = (merger, spec.seed if merger.draws or merger.needs_data else 0,
                (spec.n, spec.split) if merger.needs_data else 0)  # fmt: skip
         if self._merged is None or self._merged[0] != key:
@@ -163,9 +168,26 @@ class Session:
                 merged = merge(merger, pool)
             self._merged = (key, merged, watch.cost)
         _, merged, merge_cost = self._merged
+        if spec.repeat:
+            self._warm_up(spec, merged)
         with self._timed("calibrate") as watch:
             calibrated = calibrate(calibrator, merged, pool)
-        return calibrated, {**merge_cost, **watch.cost}
+        cost = {
+            **merge_cost,
+            **watch.cost,
+            "load_seconds": sum(self.suite.experts().latest.values()),
+        }
+        if spec.n:
+            cost["decode_seconds"] = self._decoding[spec.n, spec.split, spec.seed]
+        return Trial(self.suite, calibrated, spec.evaluate, cost, merged)
+
+    def _warm_up(self, spec: RunSpec, merged: Merged) -> None:
+        """Run a calibrator once on two examples per task before it is timed for the first time."""
+        name = CALIBRATORS.build(spec.calibrator).name
+        if name not in self._warm:
+            few = spec.n if spec.n in (0, 1) else 2
+            calibrate(spec.calibrator, merged, self.suite.pool(few, spec.split, spec.seed))
+            self._warm.add(name)
 
     def _timed(self, name: str) -> Stopwatch:
         experts = self.suite.experts()
@@ -197,7 +219,7 @@ class Session:
         main = {task.name: task.metrics[0] for task in self.suite.tasks}
         values = [row.value for row in rows if main.get(row.task) == row.metric]
         text = f"mean {100 * sum(values) / len(values):.1f} %" if values else f"{len(rows)} rows"
-        seconds = sum(value for key, value in cost.items() if key.endswith("_seconds"))
+        seconds = sum(cost.get(f"{part}_seconds", 0.0) for part in ("merge", "calibrate"))
         return text + (f", method {seconds:.1f} s" if cost else "")
 
 

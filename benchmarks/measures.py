@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-import psutil
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .suites.base import Suite
+from merging import Merged
+from merging.features import features
+from merging.seeds import generator_for, seed_for
+
+from .drift import drift_by_block, feature_terms
+from .suites.base import Suite, Task
 
 Value = tuple[str, str, str, float]
+HELD_OUT = 128  # examples per task of the evaluated split on which hidden states are compared
 
 
 class Door(Protocol):
@@ -25,15 +29,27 @@ class Door(Protocol):
         """The model as the task sees it."""
         ...
 
+    def parts(self, task: str) -> tuple[nn.Module, nn.Module | None]:
+        """The model without the task's correction, and that correction."""
+        ...
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished model and what is needed to measure it."""
+    """A finished model and what is needed to measure it; ``before`` is the uncalibrated one."""
 
     suite: Suite
     model: Door
     evaluate: str
     cost: Mapping[str, float]
+    before: Door | None = None
+
+    def held_out(self, task: Task) -> list[Mapping]:
+        """Batches of the same few examples of the evaluated split for every run."""
+        size = self.suite.size(task, self.evaluate)
+        generator = generator_for(0, "held out", self.suite.name, task.name)
+        rows = torch.randperm(size, generator=generator)[:HELD_OUT].tolist()
+        return self.suite.batches(task, self.evaluate, rows)
 
 
 def scores(trial: Trial) -> Iterator[Value]:
@@ -41,73 +57,95 @@ def scores(trial: Trial) -> Iterator[Value]:
     from .metrics import score  # slow to import (evaluate pulls in all of transformers)
 
     for task in trial.suite.tasks:
-        with trial.model.for_task(task.name) as model:
-            predictions = trial.suite.predict(model, task, trial.evaluate)
+        model, correction = trial.model.parts(task.name)
+        predictions = trial.suite.predict(model, task, trial.evaluate, correction)
         for metric in task.metrics:
             yield task.name, metric, "", score(metric, predictions)
         yield task.name, "examples", "", float(len(predictions.targets))
 
 
 def cost(trial: Trial) -> Iterator[Value]:
-    """Time and memory of the method alone: not of loading, decoding or scoring."""
+    """Time, memory and energy of the method, and what it adds to the model."""
     for metric, value in trial.cost.items():
         yield "", metric, "", value
+    if isinstance(trial.model, Merged):
+        modules = trial.model.corrections.values()
+        added = sum(p.numel() for module in modules for p in module.parameters())
+        yield "", "added_parameters", "", float(added)
+        yield "", "needs_task_id", "", float(bool(modules))
 
 
-MEASURES: dict[str, Callable[[Trial], Iterator[Value]]] = {"scores": scores, "cost": cost}
+def drift(trial: Trial) -> Iterator[Value]:
+    """Distance of hidden states from each expert's, per task and block, on held-out examples."""
+    if not isinstance(trial.model, Merged):  # several models have no one stack of blocks
+        return
+    suite = trial.suite
+    inputs = {task.name: trial.held_out(task) for task in suite.tasks}
+    model = trial.model.model
+    for task, block, means in drift_by_block(model, suite.base_model(), suite.experts(), inputs):
+        for metric, value in means.items():
+            yield task, metric, block, value
 
 
-@dataclass
-class Stopwatch:
-    """Seconds and peak memory above the starting level of a ``with`` block, by its name.
+def feature_drift(trial: Trial) -> Iterator[Value]:
+    """Distance from each expert of the final (corrected) feature, and of the scores.
 
-    ``paused`` returns seconds spent on loading so far; what passes inside the block is taken off.
+    Features on held-out examples, scores on the whole split.
     """
-
-    name: str
-    device: str
-    paused: Callable[[], float] = lambda: 0.0
-    cost: dict[str, float] = field(default_factory=dict)
-
-    def __enter__(self) -> Stopwatch:
-        self._sampler = _PeakMemory()
-        self._sampler.start()
-        self._synchronise()
-        if self.device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._cuda = torch.cuda.memory_allocated(self.device)
-        self._paused, self._start = self.paused(), time.perf_counter()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._synchronise()
-        loading = self.paused() - self._paused
-        self.cost[f"{self.name}_seconds"] = time.perf_counter() - self._start - loading
-        self.cost[f"{self.name}_rss_peak_bytes"] = float(self._sampler.stop())
-        if self.device.startswith("cuda"):
-            peak = torch.cuda.max_memory_allocated(self.device) - self._cuda
-            self.cost[f"{self.name}_cuda_peak_bytes"] = float(peak)
-
-    def _synchronise(self) -> None:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize(self.device)
+    suite = trial.suite
+    for task in suite.tasks:
+        expert, batches = suite.experts()[task.name], trial.held_out(task)
+        mine = _seen_by_head(trial.model, task, batches)
+        theirs = features(expert, batches, f"expert, task {task.name!r}")
+        for metric, value in feature_terms(mine, theirs).items():
+            yield task.name, metric, "", value
+        model, correction = trial.model.parts(task.name)
+        ours = suite.predict(model, task, trial.evaluate, correction).scores
+        if ours is not None:
+            gap = ours - suite.predict(expert, task, trial.evaluate).scores
+            yield task.name, "output_drift_l2", "", float(gap.norm(dim=-1).mean())
 
 
-class _PeakMemory(threading.Thread):
-    """Samples resident memory every 20 ms."""
+def tsne(trial: Trial) -> Iterator[Value]:
+    """One task's features of merged model, calibrated model and expert in one plane (t-SNE).
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._process, self._stopped = psutil.Process(), threading.Event()
-        self._first = self._peak = self._process.memory_info().rss
+    ``block`` is "merged/0", "calibrated/0", "expert/0" and so on, a point per held-out example.
+    """
+    from sklearn.manifold import TSNE
 
-    def run(self) -> None:
-        """Sample until stopped."""
-        while not self._stopped.wait(0.02):
-            self._peak = max(self._peak, self._process.memory_info().rss)
+    task = trial.suite.task(trial.suite.shown or trial.suite.tasks[0].name)
+    batches = trial.held_out(task)
+    expert = trial.suite.experts()[task.name]
+    clouds = {
+        "merged": _seen_by_head(trial.before or trial.model, task, batches),
+        "calibrated": _seen_by_head(trial.model, task, batches),
+        "expert": features(expert, batches, f"expert, task {task.name!r}"),
+    }
+    units = [nn.functional.normalize(cloud.float(), dim=-1).cpu() for cloud in clouds.values()]
+    points = torch.cat(units).numpy()  # on the sphere, where the head compares them
+    plane = TSNE(
+        perplexity=min(30.0, len(points) / 4),
+        init="pca",
+        random_state=seed_for(0, "tsne", task.name) % 2**32,
+    ).fit_transform(points)
+    for who, block in zip(clouds, np.split(plane, len(clouds)), strict=True):
+        for number, (x, y) in enumerate(block):
+            yield task.name, "tsne_x", f"{who}/{number}", float(x)
+            yield task.name, "tsne_y", f"{who}/{number}", float(y)
 
-    def stop(self) -> int:
-        """End sampling; bytes by which the peak exceeded the start."""
-        self._stopped.set()
-        self.join()
-        return max(self._peak, self._process.memory_info().rss) - self._first
+
+def _seen_by_head(door: Door, task: Task, batches: list[Mapping]) -> Tensor:
+    """Features (n, d) after the task's correction, if there is one."""
+    model, correction = door.parts(task.name)
+    with torch.no_grad():
+        rows = features(model, batches, f"merged model, task {task.name!r}")
+        return rows if correction is None else rows - correction(rows)
+
+
+MEASURES: dict[str, Callable[[Trial], Iterator[Value]]] = {
+    "scores": scores,
+    "cost": cost,
+    "drift": drift,
+    "feature_drift": feature_drift,
+    "tsne": tsne,
+}

@@ -30,6 +30,10 @@ class EachExpert:
         """The task's own expert."""
         yield self.pool.experts[task]
 
+    def parts(self, task: str) -> tuple[nn.Module, None]:
+        """The task's own expert, which needs no correction."""
+        return self.pool.experts[task], None
+
 
 @REFERENCES.register("base", title="Base model")
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from .driver import complete_runs
 from .figures import save
 from .records import read_record, read_rows, write_json, write_text
 from .references import REFERENCES
-from .spec import Options, sweep_named
 from .suites import Suite
+from .sweeps import Options, stem_of, sweep_named
 from .tables import TABLES, Words, render
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def remember(name: str, options: Options, results: Path) -> None:
     """Note which sweep was run with which options, so that ``report`` can find its runs again."""
-    path = results / "runs" / f"{name}_{options.suite}.json"
+    path = results / "runs" / f"{stem_of(name, options)}.json"
     write_json(path, {"sweep": name, **dataclasses.asdict(options)})
 
 
@@ -55,7 +55,7 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
         tasks={task.name: task.title for task in suite.tasks},
         notes=tuple(notes),
     )
-    stem = f"{name}_{suite.name}"
+    stem = stem_of(name, options)
     written = []
     for table in sweep.tables:
         if TABLES[table].frame(rows, words).empty:  # e.g. a sweep narrowed to some runs

@@ -127,13 +127,17 @@ class Merged:
     model: nn.Module
     corrections: dict[str, nn.Module] = field(default_factory=dict)
 
+    def parts(self, task: str) -> tuple[nn.Module, nn.Module | None]:
+        """The shared model, and the task's correction if it has one."""
+        return self.model, self.corrections.get(task)
+
     @contextlib.contextmanager
     def for_task(self, task: str) -> Iterator[nn.Module]:
         """The model as this task sees it: its correction, if any, hooked onto the feature."""
-        if task not in self.corrections:
+        _, correction = self.parts(task)
+        if correction is None:
             yield self.model
             return
-        correction = self.corrections[task]
         module = self.model.get_submodule(layout_of(self.model).feature)
         handle = module.register_forward_hook(
             lambda _module, _inputs, feature: feature - correction(feature)
@@ -164,6 +168,7 @@ class Calibrator(Protocol):
 
     needs_data: ClassVar[bool]
     draws: ClassVar[bool]
+    transductive: bool  # is to be fitted to the very split that is scored
 
     def __call__(self, merged: Merged, pool: Pool) -> Merged:
         """The calibrated model; shares no tensor that it changed with ``merged``."""

@@ -78,7 +78,11 @@ class Registry(dict[str, type]):
 
     def canonical(self, spec: str) -> str:
         """The shortest spelling of a spec: only fields that differ from their defaults, sorted."""
-        method = self.build(spec)
+        return self.spell(self.build(spec))
+
+    @staticmethod
+    def spell(method: Any) -> str:
+        """The shortest spec that builds this method."""
         arguments = arguments_of(method)
         return method.name + (f":{arguments}" if arguments else "")
 

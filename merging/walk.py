@@ -7,7 +7,6 @@ as edited so far, each expert's through its own. Batches must not be padded.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,93 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from .experts import Experts
-from .layouts import layout_of, run
+from .layouts import layout_of
 from .norms import is_norm
-
-
-class _Reached(Exception):
-    """Leaves a forward pass once all that is needed has been recorded."""
-
-
-@dataclass
-class Call:
-    """How a block was called, apart from its hidden states: positional and keyword arguments."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def same_objects(self, other: Call) -> bool:
-        """Whether both calls passed the very same objects (so one can stand for the other)."""
-        mine, theirs = (
-            [*call.args, *(value for _, value in sorted(call.kwargs.items()))]
-            for call in (self, other)
-        )
-        return (
-            len(mine) == len(theirs)
-            and self.kwargs.keys() == other.kwargs.keys()
-            and all(a is b for a, b in zip(mine, theirs, strict=True))
-        )
-
-
-@dataclass
-class Stream:
-    """One batch on its way through one model's stack."""
-
-    hidden: Tensor
-    calls: list[Call]  # one per block, or a single one that serves every block
-
-    def replay(self, block: nn.Module, index: int) -> Tensor:
-        """The block's output hidden states for this batch; does not move the stream."""
-        call = self.calls[index if len(self.calls) > 1 else 0]
-        tracked = not self.hidden.is_inference()
-        version = self.hidden._version if tracked else 0
-        output = block(self.hidden, *call.args, **call.kwargs)
-        if tracked and self.hidden._version != version:
-            raise ValueError(
-                f"block {index} ({type(block).__name__}) changes its input in place, so it cannot "
-                "be replayed; write x = x + f(x) instead of x += f(x)"
-            )
-        return output[0] if isinstance(output, tuple) else output
-
-
-@contextlib.contextmanager
-def _hooks(handles: list[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def record(
-    model: nn.Module, blocks: Sequence[nn.Module], batch: Mapping[str, Any], *, first_only: bool
-) -> Stream:
-    """The hidden states that enter the first block, and how each block is called.
-
-    With ``first_only`` the pass stops at the first block, whose call then serves all of them.
-    """
-    hidden: list[Tensor] = []
-    calls: list[Call] = []
-
-    def before(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if args:
-            first, rest = args[0], args[1:]
-        else:  # hidden states passed by keyword are the first one
-            kwargs = dict(kwargs)
-            first, rest = kwargs.pop(next(iter(kwargs))), ()
-        if not hidden:
-            hidden.append(first)
-        calls.append(Call(rest, kwargs))
-        if first_only or len(calls) == len(blocks):
-            raise _Reached
-
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
-    with _hooks(handles), contextlib.suppress(_Reached):
-        run(model, batch)
-        raise RuntimeError("the forward pass ended before the last block: a block was skipped")
-    if all(call.same_objects(calls[0]) for call in calls[1:]):
-        calls = calls[:1]
-    return Stream(hidden[0], calls)
+from .replay import Stream, record, replay_inputs
 
 
 def _check_eval(model: nn.Module, what: str) -> None:
@@ -134,36 +49,6 @@ def calibratable(block: nn.Module) -> list[str]:
     ]
 
 
-def replay_inputs(
-    stream: Stream, block: nn.Module, index: int, names: Collection[str], *, need_output: bool
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Input of each named module (in the order they run), and the block's output if needed.
-
-    Without it the replay ends at the last named module, which itself is not run.
-    """
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            inputs[name] = args[0]
-            if not need_output and len(inputs) == len(names):
-                raise _Reached
-
-        return hook
-
-    handles = [block.get_submodule(name).register_forward_pre_hook(keep(name)) for name in names]
-    output = None
-    with _hooks(handles), contextlib.suppress(_Reached):
-        output = stream.replay(block, index)
-    missed = [name for name in names if name not in inputs]
-    if missed:
-        raise RuntimeError(
-            f"modules {missed} of block {index} were not run by its forward pass; a model that "
-            "caches keys and values needs use_cache=False in its batches"
-        )
-    return inputs, output
-
-
 @dataclass
 class Step:
     """One residual block: edit ``merged`` in place, the walk propagates through the result."""
@@ -178,6 +63,7 @@ class Step:
     _merged_streams: dict[str, list[Stream]]
     _expert_streams: dict[str, list[Stream]]
     _expert_outputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    _merged_outputs: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -214,6 +100,23 @@ class Step:
             if wanted:
                 self._expert_outputs[task] = outputs
 
+    def outputs(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """Per task and batch: task, and three outputs of the block, (batch, tokens, d) each.
+
+        They are the merged block's, the merged block's on the expert's input, and the expert's.
+        For blocks that are not edited any more: the streams move on with these outputs.
+        """
+        for task in self.tasks:
+            expert = self.expert(task)
+            mine, theirs = [], []
+            for merged_stream, expert_stream in zip(
+                self._merged_streams[task], self._expert_streams[task], strict=True
+            ):
+                mine.append(merged_stream.replay(self.merged, self.index))
+                theirs.append(expert_stream.replay(expert, self.index))
+                yield task, mine[-1], expert_stream.replay(self.merged, self.index), theirs[-1]
+            self._merged_outputs[task], self._expert_outputs[task] = mine, theirs
+
     def advance(self) -> None:
         """Move every stream past this block; an expert's output known from ``inputs`` is used."""
         for task in self.tasks:
@@ -223,8 +126,9 @@ class Step:
                 outputs = [s.replay(expert, self.index) for s in self._expert_streams[task]]
             for stream, output in zip(self._expert_streams[task], outputs, strict=True):
                 stream.hidden = output
-            for stream in self._merged_streams[task]:
-                stream.hidden = stream.replay(self.merged, self.index)
+            known = self._merged_outputs.get(task)
+            for position, stream in enumerate(self._merged_streams[task]):
+                stream.hidden = known[position] if known else stream.replay(self.merged, self.index)
 
 
 @torch.no_grad()

@@ -18,6 +18,8 @@ from merging.seeds import generator_for
 
 from ..checkpoints import Checkpoint
 
+ALL = -1  # as a number of calibration examples: the whole split
+
 
 @dataclass(frozen=True)
 class Source:
@@ -78,6 +80,8 @@ class Suite(ABC):
     settings: Mapping[str, str] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     device: str = "cpu"
+    shown: str = ""  # task whose features are drawn; "" is the first one
+    decode_seconds: float = 0.0  # spent so far on reading and decoding examples
 
     @abstractmethod
     def base_model(self) -> nn.Module:
@@ -96,8 +100,10 @@ class Suite(ABC):
         """Model inputs, without labels, of the given examples of a split, in that order."""
 
     @abstractmethod
-    def predict(self, model: nn.Module, task: Task, split: str) -> Predictions:
-        """The model's predictions on all of a split."""
+    def predict(
+        self, model: nn.Module, task: Task, split: str, correction: nn.Module | None = None
+    ) -> Predictions:
+        """The model's predictions on all of a split, ``correction`` taken off its feature."""
 
     @abstractmethod
     def check(
@@ -120,8 +126,12 @@ class Suite(ABC):
         raise KeyError(unknown(f"task of suite {self.name}", name, [t.name for t in self.tasks]))
 
     def calibration_indices(self, task: Task, n: int, split: str, seed: int) -> list[int]:
-        """The first n of a permutation seeded by suite, task and seed: sizes are nested."""
+        """The first n of a permutation seeded by suite, task and seed: sizes are nested.
+
+        ``ALL`` takes every example of the split.
+        """
         size = self.size(task, split)
+        n = size if n == ALL else n
         if n > size:
             raise ValueError(
                 f"suite {self.name}, task {task.name!r}: {n} calibration examples asked for, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from merging.api import Batch
 from merging.layouts import run
 from merging.state import check_keys
 
+from ..cache import FeatureCache
 from ..checkpoints import TOWER, Checkpoint, DiskExperts, TowerFile, canonical, config_of, read_base
 from ..images import checked_labels, decode, load_split, normalise
 from ..prompts import read_prompts
@@ -41,6 +43,7 @@ class ClipSuite(Suite):
     exclude: tuple[str, ...] = ("visual_projection.*",)  # frozen in fine-tuning, from the base
     batch_size: int = 256
     _pixels: dict[tuple[str, str], Tensor] = field(default_factory=dict, repr=False)
+    _features: FeatureCache = field(default_factory=FeatureCache, repr=False)
     _heads: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _datasets: dict[tuple[str, str], object] = field(default_factory=dict, repr=False)
     _labels: dict[tuple[str, str], list[int]] = field(default_factory=dict, repr=False)
@@ -165,16 +168,17 @@ class ClipSuite(Suite):
 
     def pixels(self, task: Task, split: str, indices: Sequence[int] | None = None) -> Tensor:
         """uint8 pixels (n, 3, h, w) of a split, in full (then kept) or of some examples."""
+        kept = self._pixels.get((task.name, split))
+        if kept is not None:
+            return kept if indices is None else kept[indices]
         dataset, where = self._dataset(task, split), f"{self.name} {task.name} {split}"
-        if indices is not None:
-            kept = self._pixels.get((task.name, split))
-            if kept is not None:
-                return kept[indices]
-            return decode(dataset, self._processor, indices, where)
-        if (task.name, split) not in self._pixels:
-            rows = range(len(dataset))
-            self._pixels[task.name, split] = decode(dataset, self._processor, rows, where)
-        return self._pixels[task.name, split]
+        start = time.perf_counter()
+        rows = range(len(dataset)) if indices is None else indices
+        pixels = decode(dataset, self._processor, rows, where)
+        self.decode_seconds += time.perf_counter() - start
+        if indices is None:
+            self._pixels[task.name, split] = pixels
+        return pixels
 
     def _inputs(self, pixels: Tensor) -> Batch:
         mean, std = self._processor.image_mean, self._processor.image_std
@@ -188,13 +192,26 @@ class ClipSuite(Suite):
         return [self._inputs(chunk) for chunk in chunks]
 
     @torch.inference_mode()
-    def predict(self, model: nn.Module, task: Task, split: str) -> Predictions:
-        """Logits: scaled cosine of the image's embedding with each class."""
+    def predict(
+        self, model: nn.Module, task: Task, split: str, correction: nn.Module | None = None
+    ) -> Predictions:
+        """Logits: scaled cosine of the image's (corrected) embedding with each class."""
         head, scores = self.head(task), []
-        for chunk in self.pixels(task, split).split(self.batch_size):
-            features = run(model, self._inputs(chunk)).image_embeds
-            scores.append((nn.functional.normalize(features, dim=-1) @ head.T).cpu())
+        for kept in self.embeddings(model, task, split).split(self.batch_size):
+            rows = kept.to(self.device)
+            rows = rows if correction is None else rows - correction(rows)
+            scores.append((nn.functional.normalize(rows, dim=-1) @ head.T).cpu())
         return Predictions(torch.cat(scores), None, self._labels[task.name, split])
+
+    @torch.inference_mode()
+    def embeddings(self, model: nn.Module, task: Task, split: str) -> Tensor:
+        """Projected features (n, d) of a split, not normalised; kept by the model's weights."""
+
+        def encode() -> Tensor:
+            chunks = self.pixels(task, split).split(self.batch_size)
+            return torch.cat([run(model, self._inputs(c)).image_embeds.cpu() for c in chunks])
+
+        return self._features.get(model, (task.name, split), encode)
 
     # ---- doors
 
@@ -232,8 +249,13 @@ class ClipSuite(Suite):
         return digest.hexdigest()[:16]
 
 
-def folder_suite(
-    root: Path, name: str, backbone: str, tasks: tuple[tuple[str, str], ...], settings: Mapping
+def folder_suite(  # noqa: PLR0917
+    root: Path,
+    name: str,
+    backbone: str,
+    tasks: tuple[tuple[str, str], ...],
+    settings: Mapping,
+    shown: str = "",
 ) -> ClipSuite:
     """A CLIP suite whose base, experts, data and labels lie in one folder."""
     return ClipSuite(
@@ -250,5 +272,6 @@ def folder_suite(
             for task, title in tasks
         ),
         settings=settings,
+        shown=shown,
         labels=str(root / "labels"),
     )

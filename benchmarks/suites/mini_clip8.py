@@ -23,4 +23,6 @@ TASKS = (
 # Best mean validation accuracy over n = 8 and n = 64 in the grid of `make tune-featcal`
 SETTINGS = {"featcal": "featcal:ridge=0.02,rho=8.0,alpha=0.5"}
 
-SUITES["mini-clip8"] = lambda: folder_suite(ROOT, "mini-clip8", "mini-ViT-8", TASKS, SETTINGS)
+SUITES["mini-clip8"] = lambda: folder_suite(
+    ROOT, "mini-clip8", "mini-ViT-8", TASKS, SETTINGS, shown="kana"
+)

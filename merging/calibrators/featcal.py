@@ -21,6 +21,7 @@ from ..layouts import Layout, layout_of
 from ..norms import normalised
 from ..state import compute_dtype
 from ..systems import Affine, LinearSystem, NormSystem
+from ..timing import section
 from ..walk import Step, calibratable, walk
 
 
@@ -53,6 +54,7 @@ class FeatCal:
 
     needs_data: ClassVar[bool] = True
     draws: ClassVar[bool] = False
+    transductive: ClassVar[bool] = False
     ridge: float = 0.05  # λ; absolute, on Gram matrices of unit Frobenius norm
     rho: float = 2.2  # ρ; 1 anchors at the merged weight, above 1 extrapolates from the base
     alpha: float = 0.25  # α; share of the expert's own input in the target
@@ -111,7 +113,10 @@ class FeatCal:
                         experts[unit] = Affine.of(maps, mine[unit.names[0]].device)
                     name = unit.names[0]
                     module = step.merged.get_submodule(name)
-                    self._add(moments[unit], unit, experts[unit], module, mine[name], theirs[name])
+                    with section("fit"):
+                        self._add(
+                            moments[unit], unit, experts[unit], module, mine[name], theirs[name]
+                        )
             for unit in units:
                 where = f"featcal, block {step.path}, {'+'.join(unit.names)}, task {task!r}"
                 moments[unit].check_finite(where)
@@ -121,8 +126,9 @@ class FeatCal:
                 else:
                     system = systems.setdefault(unit, NormSystem(epsilon=self.epsilon))
                     system.fold(moments[unit], experts[unit])
-        for unit, system in systems.items():
-            self._edit(step, unit, system)
+        with section("fit"):
+            for unit, system in systems.items():
+                self._edit(step, unit, system)
 
     def _units(
         self, step: Step, mine: dict[str, Tensor], theirs: dict[str, Tensor], layout: Layout

@@ -15,6 +15,7 @@ class NoCalibration:
 
     needs_data: ClassVar[bool] = False
     draws: ClassVar[bool] = False
+    transductive: ClassVar[bool] = False
 
     def __call__(self, merged: Merged, pool: Pool) -> Merged:
         """The merged model, copied so that nobody edits it through the result."""
