@@ -18,7 +18,8 @@ SWEEP = $(PY) -m benchmarks run $@ --device $(DEVICE) --threads $(THREADS) \
 	$(if $(SUITE),--suite $(SUITE)) $(if $(N),--n $(N)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install table-clip smoke tune-featcal figures publish test lint format clean
+.PHONY: help install table-clip sample-efficiency drift runtime native smoke tune-featcal \
+	tune-surgery figures publish test lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -36,10 +37,25 @@ $(STAMP): pyproject.toml
 table-clip: $(STAMP)  ## every merger with every calibrator on the CLIP suite: tables and figures
 	@$(SWEEP)
 
+sample-efficiency: $(STAMP)  ## accuracy against the size of the calibration set, with spread
+	@$(SWEEP)
+
+drift: $(STAMP)  ## feature drift block by block, its parts, and accuracy
+	@$(SWEEP)
+
+runtime: $(STAMP)  ## calibration time and memory, repeated; SEEDS= sets the repeats (an hour)
+	@$(SWEEP)
+
+native: $(STAMP)  ## Surgery and ProbSurgery on test images, as their authors ran them
+	@$(SWEEP)
+
 smoke: $(STAMP)  ## a few runs on the toy suite
 	@$(SWEEP)
 
 tune-featcal: $(STAMP)  ## the search for FeatCal's settings, on validation splits
+	@$(SWEEP)
+
+tune-surgery: $(STAMP)  ## the same for Surgery, ProbSurgery and ridge surgery
 	@$(SWEEP)
 
 figures: $(STAMP)  ## all tables and figures again, from the rows alone

@@ -51,13 +51,13 @@ def drift_by_block(
     pooled = layout_of(model).pooled_token
     for number, step in enumerate(walk(model, base, experts, inputs)):
         parts: dict[str, dict[str, list[Tensor]]] = {}
-        for task, *outputs in step.outputs():
-            if not all(torch.isfinite(o).all() for o in outputs):
+        for task, *given in step.outputs():
+            outputs = [hidden.float() for hidden in given]
+            if not all(torch.isfinite(hidden).all() for hidden in outputs):
                 raise FloatingPointError(
                     f"drift, task {task!r}, block {step.path}: hidden states are NaN or infinite"
                 )
             into = parts.setdefault(task, {})
-            outputs = [o.float() for o in outputs]
             rows = [o[:, pooled] if pooled is not None else o.flatten(0, -2) for o in outputs]
             tokens = (outputs[0] - outputs[2]).norm(dim=-1).flatten()
             for metric, value in {**terms(*rows), "drift_tokens_l2": tokens}.items():

@@ -1,6 +1,6 @@
-"""Figures as functions of the rows alone; colours are Okabe and Ito's, readable when colour-blind.
+"""Figures as functions of the rows alone, saved as PNG and SVG.
 
-Each is saved as PNG and SVG, with fixed metadata so that equal rows give equal files.
+Metadata is fixed, so that equal rows give equal files.
 """
 
 from __future__ import annotations
@@ -15,20 +15,9 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from . import drift_figures, study_figures
+from .style import HATCHES, STYLE, colour
 from .tables import Words, cross_frame, label, main_frame
-
-COLOURS = ("#999999", "#56B4E9", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#F0E442")
-HATCHES = ("", "//", "", "xx", "", "..", "", "\\\\")
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "savefig.dpi": 200,
-    "svg.hashsalt": "mergecal",
-    "hatch.linewidth": 0.6,
-    "figure.constrained_layout.use": True,
-}
 
 
 def accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
@@ -46,6 +35,10 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
         return None
     largest = methods["n"].max()
     methods = methods[methods["n"].isin([0, largest])]
+    # bars for the suite's chosen settings; the table has the published ones too
+    setting = methods["calibrator"].map(words.chosen).fillna("")
+    if (methods["calibrator_args"] == setting).any():
+        methods = methods[methods["calibrator_args"] == setting]
     panels = list(methods.groupby(["merger", "merger_args"], sort=False))
     columns = [*words.tasks, "average"]
     places = np.arange(len(columns))
@@ -53,8 +46,8 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(7.2, height), sharex=True, sharey=True, squeeze=False
     )
-    variants = list(dict.fromkeys(zip(methods["calibrator"], methods["calibrator_args"],
-                                      strict=True)))  # fmt: skip
+    found = dict.fromkeys(zip(methods["calibrator"], methods["calibrator_args"], strict=True))
+    variants = sorted(found, key=lambda variant: list(words.methods).index(variant[0]))
     for axis, ((merger, arguments), group) in zip(axes[:, 0], panels, strict=True):
         width = 0.8 / len(variants)
         for position, (_, row) in enumerate(group.iterrows()):
@@ -68,7 +61,7 @@ def accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
                 width * 0.92,
                 yerr=spread if row["seeds"] > 1 else None,
                 error_kw={"elinewidth": 0.8, "capsize": 1.5},
-                color=COLOURS[variant % len(COLOURS)],
+                color=colour(row["calibrator"], words),
                 hatch=HATCHES[variant % len(HATCHES)],
                 edgecolor="white",
                 linewidth=0.3,
@@ -127,6 +120,12 @@ def cross_experts(rows: pd.DataFrame, words: Words) -> Figure | None:
 FIGURES: dict[str, Callable[[pd.DataFrame, Words], Figure | None]] = {
     "accuracy": accuracy,
     "cross_experts": cross_experts,
+    "sample_efficiency": study_figures.sample_efficiency,
+    "runtime": study_figures.runtime,
+    "drift": drift_figures.drift,
+    "drift_parts": drift_figures.parts,
+    "features": drift_figures.features,
+    "drift_accuracy": drift_figures.against_accuracy,
 }
 
 

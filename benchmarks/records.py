@@ -18,6 +18,7 @@ from typing import TextIO
 import pandas as pd
 
 RESULTS = Path("results")
+ALL = -1  # as a number of calibration examples: every example of the split
 PACKAGES = (
     "torch", "torchvision", "open_clip_torch", "transformers", "datasets", "evaluate",
     "safetensors", "numpy", "pandas", "scikit-learn", "matplotlib",

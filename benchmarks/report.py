@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from .driver import complete_runs
 from .figures import save
 from .records import read_record, read_rows, write_json, write_text
 from .references import REFERENCES
+from .study_tables import STUDIES
 from .suites import Suite
 from .sweeps import Options, stem_of, sweep_named
 from .tables import TABLES, Words, render
@@ -49,19 +51,23 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
         return []
     rows = pd.concat([read_rows(folder / "rows.csv") for folder in folders], ignore_index=True)
     notes = _notes(folders, len(ids), suite)
+    chosen = {n: CALIBRATORS.canonical(suite.settings.get(n, n)) for n in CALIBRATORS}
     methods = {**REFERENCES, **_by_year(MERGERS), **_by_year(CALIBRATORS)}
     words = Words(
         methods={key: cls.title for key, cls in methods.items()},
         tasks={task.name: task.title for task in suite.tasks},
+        calibrators=("none", *(name for name in _by_year(CALIBRATORS) if name != "none")),
+        chosen={name: spec.partition(":")[2] for name, spec in chosen.items()},
         notes=tuple(notes),
     )
     stem = stem_of(name, options)
-    written = []
+    written, tables = [], TABLES | STUDIES
     for table in sweep.tables:
-        if TABLES[table].frame(rows, words).empty:  # e.g. a sweep narrowed to some runs
+        made = tables[table]
+        if made.frame(rows, words).empty:  # e.g. a sweep narrowed to some runs
             continue
         file = stem if table == sweep.tables[0] else f"{stem}_{table}"
-        for form, text in render(TABLES[table], rows, words).items():
+        for form, text in render(made, rows, words).items():
             path = results / "tables" / f"{file}.{form}"
             write_text(path, text)
             written.append(path)
@@ -73,8 +79,15 @@ def report_sweep(name: str, suite: Suite, options: Options, results: Path) -> li
 
 
 def _by_year(registry: Mapping[str, type]) -> dict[str, type]:
-    """Methods in order of their papers' arXiv numbers, which begin with year and month."""
-    return dict(sorted(registry.items(), key=lambda item: item[1].paper))
+    """Methods in order of their papers: arXiv numbers begin with year and month; ours come last."""
+
+    def when(item: tuple[str, type]) -> str:
+        found = re.search(r"arXiv:(\d{4})|20(\d\d)", item[1].paper)
+        if found is None:
+            return "9999" if item[1].paper else "0000"
+        return found[1] or f"{found[2]}06"  # a conference of that year, about its middle
+
+    return dict(sorted(registry.items(), key=when))
 
 
 def write_all_rows(results: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 from merging import CALIBRATORS, MERGERS
 from merging.registry import unknown
 
+from .records import ALL
 from .references import REFERENCES
-from .suites.base import ALL
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class RunSpec:
     def _check_split(self, calibrator: Any, merger_reads: bool) -> None:
         if calibrator.transductive and self.split != self.evaluate:
             raise ValueError(
-                f"{self.calibrator} is fitted to the very examples that are scored, as its authors' "
-                f"code is; the run spec must say so with split={self.evaluate!r} (got "
+                f"{self.calibrator} is fitted to the very examples that are scored, as in its "
+                f"authors' code; the run spec must say so with split={self.evaluate!r} (got "
                 f"split={self.split!r}), and every table will; or choose protocol=matched"
             )
         asked = calibrator.transductive and not merger_reads

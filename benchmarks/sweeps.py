@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from merging import CALIBRATORS, MERGERS
 from merging.registry import unknown
 
+from .records import ALL
 from .spec import RunSpec
-from .suites.base import ALL, Suite
+from .suites import Suite
 
 MAIN_MERGER = "task_arithmetic"  # the merged model on which the papers compare calibrators
 FEW = 8  # the smallest calibration set of FeatCal's published curve
@@ -165,12 +166,12 @@ def _tune_featcal(suite: Suite, options: Options) -> Iterator[RunSpec]:
 def _tune_surgery(suite: Suite, options: Options) -> Iterator[RunSpec]:
     yield from _references(suite, "validation")
     yield RunSpec(suite.name, MAIN_MERGER, evaluate="validation")
-    grid = itertools.product((3e-4, 1e-3, 3e-3), ("false", "true"))
+    grid = itertools.product((1e-4, 3e-4, 1e-3), ("false", "true"))
     training = [f"rate={rate},normalise={unit}" for rate, unit in grid]
     calibrators = [
-        *(f"surgery:rank={r},{t}" for r, t in itertools.product((4, 16, 64), training)),
-        *(f"probsurgery:hidden={h},{t}" for h, t in itertools.product((16, 128), training)),
-        *(f"ridge_surgery:ridge={r}" for r in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+        *(f"surgery:rank={r},{t}" for r, t in itertools.product((16, 64, 128), training)),
+        *(f"probsurgery:hidden={h},{t}" for h, t in itertools.product((32, 128), training)),
+        *(f"ridge_surgery:ridge={r}" for r in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
     ]
     yield from _tuning(suite, options, calibrators)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
+
+from .records import ALL
 
 METHOD = ["merger", "merger_args", "calibrator", "calibrator_args", "n", "split", "evaluated_on"]
 PLUS_MINUS, BOLD = {"md": " ± ", "tex": r" $\pm$ "}, {"md": "**{}**", "tex": r"\textbf{{{}}}"}
@@ -18,6 +21,8 @@ class Words:
     methods: Mapping[str, str]
     tasks: Mapping[str, str]
     references: tuple[str, ...] = ("base", "expert", "cross_expert")
+    calibrators: tuple[str, ...] = ()
+    chosen: Mapping[str, str] = field(default_factory=dict)  # calibrator → the suite's setting
     notes: tuple[str, ...] = field(default=())
 
 
@@ -58,10 +63,18 @@ def main_frame(rows: pd.DataFrame, words: Words) -> pd.DataFrame:
     per_run = seconds.groupby("run")["value"].sum()
     runs["seconds"] = runs["run"].map(per_run)
     frame["seconds"] = runs.groupby(METHOD, sort=False)["seconds"].median()
+    for metric in ("needs_task_id", "added_parameters"):
+        runs[metric] = runs["run"].map(values_per_run(rows, metric))
+        frame[metric] = runs.groupby(METHOD, sort=False)[metric].first()
     frame = frame.reset_index()
     return frame.loc[sorted(frame.index, key=lambda i: _rank(frame.loc[i], words))].reset_index(
         drop=True
     )
+
+
+def values_per_run(rows: pd.DataFrame, metric: str) -> pd.Series:
+    """A metric of whole runs, by run."""
+    return rows[(rows["metric"] == metric) & (rows["task"] == "")].set_index("run")["value"]
 
 
 def _rank(row: pd.Series, words: Words) -> tuple:
@@ -74,13 +87,14 @@ def _rank(row: pd.Series, words: Words) -> tuple:
         row["calibrator"] != "none",
         methods.index(row["calibrator"]),
         row["calibrator_args"],
-        row["n"],
+        row["n"] if row["n"] != ALL else math.inf,
     )
 
 
 def main_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
     """Percent with one decimal, the average with its spread, the best merged row in bold."""
-    merged = ~frame["merger"].isin(words.references)
+    # rows marked (!) do not compete
+    merged = ~frame["merger"].isin(words.references) & (frame["split"] != frame["evaluated_on"])
     best = frame.index[merged & (frame["average"] == frame.loc[merged, "average"].max())]
     lines = []
     for index, row in frame.iterrows():
@@ -89,18 +103,36 @@ def main_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
             "Calibrator": ""
             if row["merger"] in words.references
             else _label(words, row["calibrator"], row["calibrator_args"], form),
-            "n": str(row["n"]) if row["n"] else "",
+            "n": size(row),
             "Seeds": str(row["seeds"]),
-            **{_plain(title, form): _percent(row[task]) for task, title in words.tasks.items()},
-            "Average": _percent(row["average"]),
+            **{plain(title, form): percent(row[task]) for task, title in words.tasks.items()},
+            "Average": percent(row["average"]),
             "Time (s)": "" if pd.isna(row["seconds"]) else f"{row['seconds']:.1f}",
+            "Task id": {0.0: "no", 1.0: "yes"}.get(row["needs_task_id"], ""),
+            "Added": _count(row["added_parameters"]),
         }
         if row["seeds"] > 1:
-            line["Average"] += PLUS_MINUS[form] + _percent(row["average_sd"])
+            line["Average"] += PLUS_MINUS[form] + percent(row["average_sd"])
         if index in best:
             line = {key: BOLD[form].format(value) if value else "" for key, value in line.items()}
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def size(row: pd.Series) -> str:
+    """Calibration examples per task as text, marked if they are of the split that is scored."""
+    count = "all" if row["n"] == ALL else str(row["n"]) if row["n"] else ""
+    return f"{count} of {row['split']} (!)" if row["split"] == row["evaluated_on"] else count
+
+
+def transductive_note(rows: pd.DataFrame) -> str:
+    """A sentence for captions if some runs were calibrated on the very split that is scored."""
+    if (rows["split"] == rows["evaluated_on"]).any():
+        return (
+            " Rows marked (!) were calibrated on the unlabelled examples of the very split that "
+            "they are scored on; they are not comparable with the others."
+        )
+    return ""
 
 
 def main_caption(rows: pd.DataFrame, words: Words) -> str:
@@ -113,12 +145,14 @@ def main_caption(rows: pd.DataFrame, words: Words) -> str:
     drawn = f", from the {splits} split" if splits else ""
     evaluated = ", ".join(sorted(set(rows["evaluated_on"])))
     return (
-        f"Accuracy in % on the {evaluated} split of {_only(rows, 'suite')} "
-        f"({_only(rows, 'backbone')}; images: {counted}). n: unlabelled calibration examples per "
+        f"Accuracy in % on the {evaluated} split of {only(rows, 'suite')} "
+        f"({only(rows, 'backbone')}; images: {counted}). n: unlabelled calibration examples per "
         f"task{drawn}. Mean over seeds; ± is the sample standard deviation of "
         "the average over seeds (one per calibration set and draw). Time: median seconds of "
         "merging and calibrating, without loading, decoding and scoring. Hyperparameters in "
-        "parentheses differ from a method's defaults. Bold: best merged model by average."
+        "parentheses differ from a method's defaults. Task id: whether inference must be told the "
+        "task. Added: parameters kept beside the merged model, of all tasks together. Bold: best "
+        "merged model by average." + transductive_note(rows)
     )
 
 
@@ -139,10 +173,10 @@ def cross_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
     """Percent with one decimal; each expert's own task in bold."""
     lines = []
     for _, row in frame.iterrows():
-        line = {"Expert": _plain(words.tasks.get(row["expert"], words.methods["base"]), form)}
+        line = {"Expert": plain(words.tasks.get(row["expert"], words.methods["base"]), form)}
         for task, title in [*words.tasks.items(), ("average", "Average")]:
-            text = _percent(row[task])
-            line[_plain(title, form)] = BOLD[form].format(text) if task == row["expert"] else text
+            text = percent(row[task])
+            line[plain(title, form)] = BOLD[form].format(text) if task == row["expert"] else text
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -152,7 +186,7 @@ def cross_caption(rows: pd.DataFrame, _: Words) -> str:
     evaluated = ", ".join(sorted(set(rows["evaluated_on"])))
     return (
         f"Accuracy in % of each expert (rows) on each task (columns), {evaluated} split of "
-        f"{_only(rows, 'suite')}; the base model in the last row. Bold: the expert's own task."
+        f"{only(rows, 'suite')}; the base model in the last row. Bold: the expert's own task."
     )
 
 
@@ -173,7 +207,10 @@ def render(table: Table, rows: pd.DataFrame, words: Words) -> dict[str, str]:
     return {
         "csv": frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         "md": f"{caption}\n\n{markdown}\n{notes}",
-        "tex": latex,
+        # wide tables fit the page; needs the package graphicx
+        "tex": latex.replace(
+            r"\begin{tabular}", "\\resizebox{\\textwidth}{!}{%\n\\begin{tabular}"
+        ).replace(r"\end{tabular}", r"\end{tabular}}"),
     }
 
 
@@ -184,14 +221,20 @@ def label(words: Words, name: str, arguments: str) -> str:
 
 
 def _label(words: Words, name: str, arguments: str, form: str) -> str:
-    return _plain(label(words, name, arguments), form)
+    return plain(label(words, name, arguments), form)
 
 
-def _plain(text: str, form: str) -> str:
+def plain(text: str, form: str) -> str:
+    """Text as a format needs it: LaTeX's own signs escaped."""
     return _tex(text) if form == "tex" else text
 
 
-def _percent(value: float) -> str:
+def _count(value: float) -> str:
+    return "" if pd.isna(value) else f"{value / 1000:,.0f}k" if value >= 10_000 else f"{value:.0f}"
+
+
+def percent(value: float) -> str:
+    """A fraction as percent with one decimal."""
     return "not run" if pd.isna(value) else f"{100 * value:.1f}"
 
 
@@ -201,5 +244,6 @@ def _tex(text: str) -> str:
     return text.replace("±", r"$\pm$")
 
 
-def _only(rows: pd.DataFrame, column: str) -> str:
+def only(rows: pd.DataFrame, column: str) -> str:
+    """The values of a column, which are mostly one."""
     return ", ".join(sorted(set(rows[column])))

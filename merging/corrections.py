@@ -20,7 +20,7 @@ from .state import compute_dtype
 from .timing import section
 
 Parameters = dict[str, Tensor]  # name → (tasks, ...)
-# parameters, merged and expert features (tasks, batch, d), standard normals alike → (tasks,)
+# parameters, merged and expert features (tasks, batch, d), noise of that shape → (tasks,)
 Loss = Callable[[Parameters, Tensor, Tensor, Tensor], Tensor]
 Pairs = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers (tasks, batch) → features twice
 NOISE_STEPS = 50  # drawn together
@@ -28,12 +28,16 @@ NOISE_STEPS = 50  # drawn together
 
 @dataclass(frozen=True)
 class Training:
-    """Adam's steps, batch and rate. ``fresh`` batches are taken of every shuffle, None: all."""
+    """Adam's steps, batch and rate. ``fresh`` batches are taken of every shuffle, None: all.
+
+    With ``noise`` the loss is given standard normals, one per coordinate of the batch.
+    """
 
     steps: int
     batch: int
     rate: float
     fresh: int | None = None
+    noise: bool = False
 
     def indices(self, rows: int, size: int, generator: torch.Generator) -> Tensor:
         """Row numbers (steps, size), without replacement within a shuffle."""
@@ -112,26 +116,27 @@ def fit(
     indices = torch.stack(
         [training.indices(n, size, g) for n, g in zip(rows.values(), draws, strict=True)], dim=1
     )
-    noises = [generator_for(seed, name, "noise", task) for task in rows]
+    noises = [generator_for(seed, name, "noise", task) for task in rows if training.noise]
     device = next(iter(start.values())).device
     parameters = {key: value.clone().requires_grad_() for key, value in start.items()}
     optimiser = torch.optim.Adam(list(parameters.values()), lr=training.rate, fused=True)
     for step, chosen in enumerate(indices):
         mine, theirs = pairs(chosen)
-        if step % NOISE_STEPS == 0:
+        place = step % NOISE_STEPS
+        if place == 0:
             shape = (NOISE_STEPS, *mine.shape[1:])
             drawn = [torch.randn(shape, generator=g, dtype=mine.dtype) for g in noises]
-            noise = torch.stack(drawn, dim=1).to(device)
+            noise = torch.stack(drawn, dim=1).to(device) if noises else mine.new_empty(shape[:1])
         with section("fit"), torch.enable_grad():
-            value = loss(parameters, mine, theirs, noise[step % NOISE_STEPS]).sum()
+            value = loss(parameters, mine, theirs, noise[place]).sum()
             optimiser.zero_grad()
             value.backward()
             optimiser.step()
-        if (step + 1) % 100 == 0 or step + 1 == training.steps:  # asking makes a GPU wait
-            if not torch.isfinite(value):
-                raise FloatingPointError(
-                    f"{name}: the loss is not finite after step {step + 1}; lower the field 'rate'"
-                )
+        asked = (step + 1) % 100 == 0 or step + 1 == training.steps  # asking makes a GPU wait
+        if asked and not torch.isfinite(value):
+            raise FloatingPointError(
+                f"{name}: the loss is not finite after step {step + 1}; lower the field 'rate'"
+            )
     return {key: value.detach() for key, value in parameters.items()}
 
 

@@ -17,8 +17,7 @@ from merging.registry import unknown
 from merging.seeds import generator_for
 
 from ..checkpoints import Checkpoint
-
-ALL = -1  # as a number of calibration examples: the whole split
+from ..records import ALL
 
 
 @dataclass(frozen=True)

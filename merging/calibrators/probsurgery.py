@@ -73,7 +73,7 @@ class ProbSurgery:
                 "log_variance": (None, self.hidden),
             },
             loss=loss,
-            training=Training(self.steps, self.batch, self.rate, fresh),
+            training=Training(self.steps, self.batch, self.rate, fresh, noise=True),
             normalise=self.normalise,
             recompute=self.recompute,
         )
@@ -82,10 +82,10 @@ class ProbSurgery:
 def probsurgery_loss(
     p: Parameters, mine: Tensor, theirs: Tensor, noise: Tensor, *, kl: float
 ) -> Tensor:
-    """Per task, (T,): absolute error of one sample, plus kl · mean over the batch of the divergence.
+    """Absolute error of one sample per task, (T,), plus ``kl`` times the divergence from N(0, I).
 
-    Features and noise are (T, B, d); the error is a mean over coordinates, the divergence from
-    N(0, I) a sum.
+    Features and noise are (T, B, d); both are means over the batch, the error is a mean over
+    coordinates and the divergence a sum.
     """
     hidden = torch.relu(mine @ p["encoder"].mT)
     mean, log_variance = hidden @ p["mean"].mT, hidden @ p["log_variance"].mT

@@ -1,6 +1,7 @@
-"""Ridge surgery (ours): the closed-form control of Surgery, one affine map of the feature per task.
+"""Ridge surgery (ours): one affine map of the feature per task, in closed form.
 
-It has FeatCal's closed form in Surgery's place, so it tells "closed form" from "inside the network".
+With FeatCal's closed form in Surgery's place it is the control that tells what "closed form" gives
+from what "inside the network" gives.
 """
 
 from __future__ import annotations
