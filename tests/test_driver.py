@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
 from benchmarks.driver import Session
 from benchmarks.records import COLUMNS, read_rows
-from benchmarks.spec import Options, RunSpec, sweep_named
+from benchmarks.spec import RunSpec
+from benchmarks.sweeps import Options, sweep_named
 from merging import calibrate, merge
 
 REPORT = {

@@ -48,7 +48,7 @@ def test_the_command_line_answers_without_loading_torch():
 
 def test_planning_a_sweep_needs_no_model_library():
     loaded = loaded_by(
-        "from benchmarks.spec import SWEEPS, Options\n"
+        "from benchmarks.sweeps import SWEEPS, Options\n"
         "from benchmarks.suites import SUITES\n"
         "SWEEPS['table-clip'].specs(SUITES['mini-clip8'](), Options('mini-clip8', 8, 1))"
     )

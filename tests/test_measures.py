@@ -9,9 +9,10 @@ import torch
 from harness import NAMES, toy
 from torch import nn
 
-from benchmarks.measures import MEASURES, Stopwatch, Trial
+from benchmarks.measures import MEASURES, Trial
 from benchmarks.metrics import METRICS, score
 from benchmarks.references import REFERENCES
+from benchmarks.stopwatch import Stopwatch
 from benchmarks.suites.base import Predictions
 from merging import Merged
 

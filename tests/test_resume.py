@@ -20,7 +20,8 @@ from harness import (
 from benchmarks import driver
 from benchmarks.driver import Session, complete_runs
 from benchmarks.records import read_rows
-from benchmarks.spec import SWEEPS, RunSpec, Sweep
+from benchmarks.spec import RunSpec
+from benchmarks.sweeps import SWEEPS, Sweep
 from merging import CALIBRATORS, MERGERS
 
 TASK_ARITHMETIC = {"merger": "task_arithmetic", "calibrator": "none"}

@@ -10,7 +10,8 @@ import json
 import pytest
 from harness import toy
 
-from benchmarks.spec import FEW, SWEEPS, Options, RunSpec, Sweep, selected, sweep_named
+from benchmarks.spec import RunSpec, selected
+from benchmarks.sweeps import FEW, SWEEPS, Options, Sweep, sweep_named
 from merging import CALIBRATORS, MERGERS
 from merging.mergers.task_arithmetic import TaskArithmetic
 

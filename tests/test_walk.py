@@ -12,7 +12,8 @@ from torch import nn
 
 from merging import Merged
 from merging.layouts import layout_of
-from merging.walk import calibratable, record, walk
+from merging.replay import record
+from merging.walk import calibratable, walk
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from merging import Pool, calibrate, merge
 from merging.layouts import layout_of
-from merging.walk import record
+from merging.replay import record
 
 
 def test_fused_attention_is_refused_with_the_way_out():
