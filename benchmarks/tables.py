@@ -98,18 +98,19 @@ def main_text(frame: pd.DataFrame, words: Words, form: str) -> pd.DataFrame:
     best = frame.index[merged & (frame["average"] == frame.loc[merged, "average"].max())]
     lines = []
     for index, row in frame.iterrows():
+        reference = row["merger"] in words.references
         line = {
             "Merger": _label(words, row["merger"], row["merger_args"], form),
             "Calibrator": ""
-            if row["merger"] in words.references
+            if reference
             else _label(words, row["calibrator"], row["calibrator_args"], form),
             "n": size(row),
             "Seeds": str(row["seeds"]),
             **{plain(title, form): percent(row[task]) for task, title in words.tasks.items()},
             "Average": percent(row["average"]),
             "Time (s)": "" if pd.isna(row["seconds"]) else f"{row['seconds']:.1f}",
-            "Task id": {0.0: "no", 1.0: "yes"}.get(row["needs_task_id"], ""),
-            "Added": _count(row["added_parameters"]),
+            "Task id": "" if reference else {0.0: "no", 1.0: "yes"}.get(row["needs_task_id"], ""),
+            "Added": "" if reference else _count(row["added_parameters"]),
         }
         if row["seeds"] > 1:
             line["Average"] += PLUS_MINUS[form] + percent(row["average_sd"])

@@ -63,8 +63,11 @@ def test_the_rows_of_a_run_say_what_was_run_on_what(results):
     ]  # fmt: skip
     assert rows[["task", "metric"]].apply(tuple, axis=1).tolist() == [
         *((task, metric) for task in NAMES for metric in ("accuracy", "examples")),
-        ("", "merge_seconds"), ("", "merge_rss_peak_bytes"),
-        ("", "calibrate_seconds"), ("", "calibrate_rss_peak_bytes"),
+        *(("", f"merge_{what}") for what in ("seconds", "loading_seconds", "rss_peak_bytes")),
+        *(("", f"calibrate_{what}") for what in ("seconds", "loading_seconds", "encode_seconds",
+                                                 "fit_seconds", "rss_peak_bytes")),
+        ("", "load_seconds"), ("", "decode_seconds"),
+        ("", "added_parameters"), ("", "needs_task_id"),
     ]  # fmt: skip
     assert rows[rows["metric"] == "examples"]["value"].tolist() == [48, 48, 48]
 
@@ -75,7 +78,8 @@ def test_reference_models_are_rows_of_their_own(results):
         assert set(zip(rows["calibrator"], rows["n"], rows["split"], strict=True)) == {
             ("none", 0, "")
         }
-        assert set(rows["metric"]) == {"accuracy", "examples"}  # no method, so no cost
+        costs = {"added_parameters", "needs_task_id"} if merger == "base" else set()
+        assert set(rows["metric"]) == {"accuracy", "examples"} | costs  # no method, so no time
 
 
 def test_a_record_says_what_made_the_run(results):
@@ -171,7 +175,7 @@ def test_dare_draws_anew_for_every_seed(tmp_path):
     session = Session(toy(), tmp_path)
     models = []
     for spec in specs:
-        door, _ = session.model(spec, session.pool(spec))
+        door = session.trial(spec, session.pool(spec)).model
         models.append(door.model.visual_projection.weight.clone())
         models.append(door.model.vision_model.post_layernorm.weight.clone())
     assert torch.equal(models[0], models[2])  # excluded from merging
@@ -185,9 +189,14 @@ def test_time_spent_loading_is_no_cost_of_a_method(tmp_path, monkeypatch):
     with session._timed("merge") as watch:
         monkeypatch.setattr(experts, "seconds", experts.seconds + 1000.0)
     assert watch.cost["merge_seconds"] < -999
-    assert set(session.model(spec, session.pool(spec))[1]) == {
-        "merge_seconds", "merge_rss_peak_bytes", "calibrate_seconds", "calibrate_rss_peak_bytes",
-    }  # fmt: skip
+    assert watch.cost["merge_loading_seconds"] == pytest.approx(1000.0)
+    cost = session.trial(spec, session.pool(spec)).cost
+    assert set(cost) == {"load_seconds"} | {
+        f"{part}_{what}"
+        for part in ("merge", "calibrate")
+        for what in ("seconds", "loading_seconds", "rss_peak_bytes")
+    }
+    assert cost["merge_seconds"] >= 0
 
 
 def test_a_dry_run_prints_the_runs_and_creates_nothing(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pandas as pd
 import pytest
 from harness import files_under
@@ -101,6 +103,17 @@ def test_the_same_variant_has_the_same_colour_in_every_panel():
     first, second = FIGURES["accuracy"](pd.DataFrame(rows), WORDS).axes
     assert first.patches[3].get_facecolor() == second.patches[0].get_facecolor()
     assert first.patches[0].get_facecolor() != second.patches[0].get_facecolor()
+
+
+def test_the_bars_of_the_chosen_settings_stand_for_a_calibrator():
+    words = dataclasses.replace(WORDS, chosen={"featcal": "ridge=0.1", "none": ""})
+    rows = [
+        *run("0", scores(0.2, 0.4)),
+        *run("1", scores(0.3, 0.5), **CALIBRATED),
+        *run("2", scores(0.4, 0.6), **CALIBRATED, calibrator_args="ridge=0.1"),
+    ]
+    (axis,) = FIGURES["accuracy"](pd.DataFrame(rows), words).axes
+    assert heights(axis) == [[20.0, 40.0, 30.0], [40.0, 60.0, 50.0]]
 
 
 def test_the_matrix_shows_every_expert_on_every_task():

@@ -32,7 +32,7 @@ def test_clean_results_are_copied_with_their_origin(results):
     assert files == copied | {"provenance.json"}
     assert all((target / f).read_bytes() == (results / f).read_bytes() for f in copied)
     origin = json.loads((target / "provenance.json").read_text())
-    assert (origin["commit"], origin["dirty"], origin["runs"]) == (COMMIT, False, 5)
+    assert (origin["commit"], origin["dirty"], origin["runs"]) == (COMMIT, False, 11)
     assert {"python", "packages", "cpu", "cores", "threads", "device"} <= set(origin)
     assert origin["wall_seconds"] == round(
         sum(json.loads(r.read_text())["wall_seconds"] for r in records(results))

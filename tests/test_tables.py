@@ -12,13 +12,14 @@ WORDS = Words(
     methods={"base": "Base", "expert": "Experts", "average": "Average", "ties": "TIES",
              "none": "-", "featcal": "FeatCal"},
     tasks={"dtd": "DTD", "gtsrb": "GTSRB"},
+    calibrators=("none", "featcal"),
 )  # fmt: skip
 TIES = {"merger": "ties", "merger_args": "density=0.1,scale=1.0"}
 CALIBRATED = {"merger": "average", "calibrator": "featcal", "n": 8, "split": "train"}
 
 
-def run(name, scores, *, seconds=None, **values):
-    """Rows of one run: a score and a size per task, and its time."""
+def run(name, scores, *, seconds=None, added=None, **values):
+    """Rows of one run: a score and a size per task, its time, and what it adds to the model."""
     rows = []
     for task, score in scores.items():
         rows.append(row(run=name, task=task, value=score, **values))
@@ -26,6 +27,9 @@ def run(name, scores, *, seconds=None, **values):
     if seconds is not None:
         rows.append(row(run=name, metric="merge_seconds", value=0.25, **values))
         rows.append(row(run=name, metric="calibrate_seconds", value=seconds - 0.25, **values))
+    if added is not None:
+        rows.append(row(run=name, metric="added_parameters", value=float(added), **values))
+        rows.append(row(run=name, metric="needs_task_id", value=float(added > 0), **values))
     return rows
 
 
@@ -35,12 +39,12 @@ def scores(dtd, gtsrb):
 
 ROWS = pd.DataFrame(
     [
-        *run("c1", scores(0.60, 0.90), seconds=2.0, seed=1, **CALIBRATED),
+        *run("c1", scores(0.60, 0.90), seconds=2.0, seed=1, added=16384, **CALIBRATED),
         *run("e", scores(0.80, 0.99), merger="expert"),
-        *run("c0", scores(0.50, 0.80), seconds=1.0, seed=0, **CALIBRATED),
+        *run("c0", scores(0.50, 0.80), seconds=1.0, seed=0, added=16384, **CALIBRATED),
         *run("t", scores(0.55, 0.60), seconds=0.5, **TIES),
-        *run("a", scores(0.45, 0.70), seconds=0.25, merger="average"),
-        *run("b", scores(0.4, 0.3), merger="base"),
+        *run("a", scores(0.45, 0.70), seconds=0.25, added=0, merger="average"),
+        *run("b", scores(0.4, 0.3), added=0, merger="base"),
     ]
 )  # fmt: skip
 
@@ -49,34 +53,38 @@ Accuracy in % on the test split of toy (tiny; images: DTD 100, GTSRB 100). n: un
 calibration examples per task, from the train split. Mean over seeds; ± is the sample standard \
 deviation of the average over seeds (one per calibration set and draw). Time: median seconds of \
 merging and calibrating, without loading, decoding and scoring. Hyperparameters in parentheses \
-differ from a method's defaults. Bold: best merged model by average.
+differ from a method's defaults. Task id: whether inference must be told the task. Added: \
+parameters kept beside the merged model, of all tasks together. Bold: best merged model by \
+average.
 
-| Merger                        | Calibrator   | n     | Seeds   | DTD      | GTSRB    | Average        | Time (s)   |
-|:------------------------------|:-------------|:------|:--------|:---------|:---------|:---------------|:-----------|
-| Base                          |              |       | 1       | 40.0     | 30.0     | 35.0           |            |
-| Average                       | -            |       | 1       | 45.0     | 70.0     | 57.5           | 0.2        |
-| **Average**                   | **FeatCal**  | **8** | **2**   | **55.0** | **85.0** | **70.0 ± 7.1** | **1.5**    |
-| TIES (density=0.1, scale=1.0) | -            |       | 1       | 55.0     | 60.0     | 57.5           | 0.5        |
-| Experts                       |              |       | 1       | 80.0     | 99.0     | 89.5           |            |
+| Merger                        | Calibrator   | n     | Seeds   | DTD      | GTSRB    | Average        | Time (s)   | Task id   | Added   |
+|:------------------------------|:-------------|:------|:--------|:---------|:---------|:---------------|:-----------|:----------|:--------|
+| Base                          |              |       | 1       | 40.0     | 30.0     | 35.0           |            |           |         |
+| Average                       | -            |       | 1       | 45.0     | 70.0     | 57.5           | 0.2        | no        | 0       |
+| **Average**                   | **FeatCal**  | **8** | **2**   | **55.0** | **85.0** | **70.0 ± 7.1** | **1.5**    | **yes**   | **16k** |
+| TIES (density=0.1, scale=1.0) | -            |       | 1       | 55.0     | 60.0     | 57.5           | 0.5        |           |         |
+| Experts                       |              |       | 1       | 80.0     | 99.0     | 89.5           |            |           |         |
 """  # noqa: E501
 
 CSV = """\
-merger,merger_args,calibrator,calibrator_args,n,split,evaluated_on,seeds,dtd,dtd_sd,gtsrb,gtsrb_sd,average,average_sd,seconds
-base,,none,,0,,test,1,0.4,,0.3,,0.35,,
-average,,none,,0,,test,1,0.45,,0.7,,0.575,,0.25
-average,,featcal,,8,train,test,2,0.55,0.0707107,0.85,0.0707107,0.7,0.0707107,1.5
-ties,"density=0.1,scale=1.0",none,,0,,test,1,0.55,,0.6,,0.575,,0.5
-expert,,none,,0,,test,1,0.8,,0.99,,0.895,,
+merger,merger_args,calibrator,calibrator_args,n,split,evaluated_on,seeds,dtd,dtd_sd,gtsrb,gtsrb_sd,average,average_sd,seconds,needs_task_id,added_parameters
+base,,none,,0,,test,1,0.4,,0.3,,0.35,,,0,0
+average,,none,,0,,test,1,0.45,,0.7,,0.575,,0.25,0,0
+average,,featcal,,8,train,test,2,0.55,0.0707107,0.85,0.0707107,0.7,0.0707107,1.5,1,16384
+ties,"density=0.1,scale=1.0",none,,0,,test,1,0.55,,0.6,,0.575,,0.5,,
+expert,,none,,0,,test,1,0.8,,0.99,,0.895,,,,
 """
 
 LATEX_LINES = r"""
-\begin{tabular}{llllllll}
-Merger & Calibrator & n & Seeds & DTD & GTSRB & Average & Time (s) \\
-Base &  &  & 1 & 40.0 & 30.0 & 35.0 &  \\
-Average & - &  & 1 & 45.0 & 70.0 & 57.5 & 0.2 \\
-\textbf{Average} & \textbf{FeatCal} & \textbf{8} & \textbf{2} & \textbf{55.0} & \textbf{85.0} & \textbf{70.0 $\pm$ 7.1} & \textbf{1.5} \\
-TIES (density=0.1, scale=1.0) & - &  & 1 & 55.0 & 60.0 & 57.5 & 0.5 \\
-Experts &  &  & 1 & 80.0 & 99.0 & 89.5 &  \\
+\resizebox{\textwidth}{!}{%
+\begin{tabular}{llllllllll}
+Merger & Calibrator & n & Seeds & DTD & GTSRB & Average & Time (s) & Task id & Added \\
+Base &  &  & 1 & 40.0 & 30.0 & 35.0 &  &  &  \\
+Average & - &  & 1 & 45.0 & 70.0 & 57.5 & 0.2 & no & 0 \\
+\textbf{Average} & \textbf{FeatCal} & \textbf{8} & \textbf{2} & \textbf{55.0} & \textbf{85.0} & \textbf{70.0 $\pm$ 7.1} & \textbf{1.5} & \textbf{yes} & \textbf{16k} \\
+TIES (density=0.1, scale=1.0) & - &  & 1 & 55.0 & 60.0 & 57.5 & 0.5 &  &  \\
+Experts &  &  & 1 & 80.0 & 99.0 & 89.5 &  &  &  \\
+\end{tabular}}
 """  # noqa: E501
 
 

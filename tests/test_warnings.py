@@ -20,9 +20,9 @@ def test_an_expert_equal_to_the_base_gives_a_warning_in_the_report(tmp_path, mon
     assert cli("run", "smoke", "--suite", COPY, "--n", "4", results=results) == 0
     warning = "Warning: expert 'north' equals the base model: its task vector is zero."
     for form in ("md", "tex"):
-        text = (results / f"tables/smoke_{COPY}.{form}").read_text()
+        text = (results / f"tables/smoke_{COPY}_n4.{form}").read_text()
         assert text.count("equals the base model") == 1
-    assert warning in (results / f"tables/smoke_{COPY}.md").read_text()
+    assert warning in (results / f"tables/smoke_{COPY}_n4.md").read_text()
     for record in (results / "runs").glob("*/run.json"):
         assert json.loads(record.read_text())["notes"] == [warning[9:-1]]
     base, expert = (
@@ -54,7 +54,7 @@ def test_a_report_on_runs_from_other_files_of_the_suite_says_so(tmp_path, monkey
     for record in (results / "runs").glob("*/run.json"):
         edit_json(record, lambda content: content.update(commit="0" * 40, dirty=False))
     assert cli("report", results=results) == 0
-    text = (results / f"tables/smoke_{COPY}.md").read_text()
+    text = (results / f"tables/smoke_{COPY}_n4.md").read_text()
     warnings = [line for line in text.splitlines() if line.startswith("Warning: ")]
     assert len(warnings) == 1
     assert "files" in warnings[0]
