@@ -42,6 +42,15 @@ def drift(merged, pool, task):
     return float((mine - features(pool.experts[task], batches)).norm(dim=-1).mean())
 
 
+def whole(merged):
+    """The shared weights and, by task, those of the corrections, under one set of names."""
+    state = dict(merged.model.state_dict())
+    for task in sorted(merged.corrections):
+        for name, tensor in merged.corrections[task].state_dict().items():
+            state[f"correction of {task}: {name}"] = tensor
+    return state
+
+
 @every_calibrator
 def test_neither_the_merged_model_nor_the_pool_is_touched(calibrator, pool, merged):
     models = [merged.model, pool.base, *pool.experts.values()]
@@ -67,7 +76,7 @@ def test_the_result_is_deterministic(calibrator, pool, merged):
     before = torch.get_rng_state()
     first = calibrate(calibrator, merged, pool)
     second = calibrate(calibrator, merged, pool)
-    assert_equal_states(second.model.state_dict(), first.model.state_dict())
+    assert_equal_states(whole(second), whole(first))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -79,7 +88,7 @@ def test_the_order_of_tasks_does_not_matter(calibrator, pool, merged):
         dict(reversed(list(pool.calibration.items()))),
     )
     first, second = (calibrate(calibrator, merged, p) for p in (pool, other))
-    assert_equal_states(second.model.state_dict(), first.model.state_dict())
+    assert_equal_states(whole(second), whole(first))
 
 
 @every_calibrator
@@ -87,6 +96,21 @@ def test_merged_base_and_experts_alike_is_a_fixed_point(calibrator, family):
     pool = pool_of(family, size=0.0)
     result = calibrate(calibrator, Merged(copy.deepcopy(pool.base)), pool)
     assert_close_states(result.model.state_dict(), pool.base.state_dict(), 2e-5)
+    noise = 0.15 if calibrator == "probsurgery" else 1e-4  # the one that is trained with noise
+    for task, batches in pool.calibration.items():
+        size = features(pool.base, batches).norm(dim=-1).mean()
+        assert drift(result, pool, task) <= noise * size
+
+
+@every_calibrator
+def test_a_seed_matters_exactly_if_the_calibrator_says_so(calibrator, family):
+    first, second = (
+        calibrate(calibrator, merge("task_arithmetic", pool), pool)
+        for pool in (pool_of(family, seed=0), pool_of(family, seed=1))
+    )
+    alike = all(torch.equal(a, b) for a, b in zip(whole(first).values(), whole(second).values(),
+                                                  strict=True))  # fmt: skip
+    assert alike != CALIBRATORS.build(calibrator).draws
 
 
 @every_calibrator
@@ -105,17 +129,21 @@ def test_names_types_and_ties_are_kept(calibrator, pool, merged):
 @every_calibrator
 def test_the_result_shares_no_changed_tensor_with_anything_else(calibrator, pool, merged):
     result = calibrate(calibrator, merged, pool)
-    old = merged.model.state_dict()
+    old = whole(merged)
     theirs = {
         tensor.data_ptr()
         for model in (merged.model, pool.base, *pool.experts.values())
         for tensor in model.state_dict().values()
     }
-    changed = [t for n, t in result.model.state_dict().items() if not torch.equal(t, old[n])]
+    changed = [t for n, t in whole(result).items() if n not in old or not torch.equal(t, old[n])]
     assert not theirs & {tensor.data_ptr() for tensor in changed}
-    again = state_of(result.model)[0]
-    calibrate(calibrator, result, pool)
-    assert_equal_states(result.model.state_dict(), again)
+    again = {name: tensor.clone() for name, tensor in whole(result).items()}
+    if result.corrections:
+        with pytest.raises(ValueError, match="already has per-task corrections"):
+            calibrate(calibrator, result, pool)
+    else:
+        calibrate(calibrator, result, pool)
+    assert_equal_states(whole(result), again)
 
 
 @every_calibrator
@@ -124,7 +152,7 @@ def test_lazy_experts_are_never_all_held_at_once(calibrator, pool, merged):
     result = calibrate(calibrator, merged, Pool(pool.base, lazy, pool.calibration))
     assert lazy.peak <= 2 < len(lazy)
     expected = calibrate(calibrator, merged, pool)
-    assert_equal_states(result.model.state_dict(), expected.model.state_dict())
+    assert_equal_states(whole(result), whole(expected))
 
 
 @every_calibrator
