@@ -196,7 +196,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _publish(options: argparse.Namespace) -> int:
-    from .report import publish
+    from .publish import publish
 
     with doors():
         written = publish(options.results)

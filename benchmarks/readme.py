@@ -14,6 +14,13 @@ from pathlib import Path
 from merging import CALIBRATORS, MERGERS
 from merging.registry import Registry
 
+SHOWN = {  # sweep → what its first figure shows
+    "table-clip": "Accuracy per task of merged and calibrated models",
+    "sample-efficiency": "Average accuracy against the number of calibration examples",
+    "drift": "Distance from the experts after each block and at the final feature",
+    "runtime": "Accuracy against calibration time and memory",
+}
+
 
 def with_block(text: str, name: str, content: str) -> str:
     """The text with the named block's content replaced; ValueError if it has no such block."""
@@ -50,24 +57,35 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def results_block(embedded: Path) -> str:
-    """The committed table of the main sweep, its figure, and where both come from."""
-    origin = json.loads((embedded / "provenance.json").read_text(encoding="utf-8"))
-    table = (embedded / "tables" / "table-clip_mini-clip8.md").read_text(encoding="utf-8")
-    figure = f"{embedded.as_posix()}/figures/table-clip_mini-clip8.png"
+def results_block(embedded: Path, sweep: str, figure: str) -> str:
+    """The committed table of a sweep, a figure of it, and where both come from."""
+    stem = f"{sweep}_mini-clip8"
+    provenance = json.loads((embedded / "provenance.json").read_text(encoding="utf-8"))
+    if stem not in provenance:
+        raise ValueError(f"{embedded} lacks {stem}: run `make {sweep}` before publishing")
+    origin = provenance[stem]
+    table = (embedded / "tables" / f"{stem}.md").read_text(encoding="utf-8")
     packages = ", ".join(
         f"{name} {origin['packages'][name]}" for name in ("torch", "transformers", "datasets")
     )
     return (
         f"{table}\n"
-        f"![Accuracy per task of merged and calibrated models]({figure})\n\n"
-        f"Made by `make table-clip` at commit `{origin['commit'][:12]}` on {origin['cpu']}, "
-        f"{origin['threads']} threads, Python {origin['python']}, {packages}."
+        f"![{figure}]({embedded.as_posix()}/figures/{stem}.png)\n\n"
+        f"Made by `make {sweep}` at commit `{origin['commit'][:12]}` on {origin['cpu']}, "
+        f"{origin['threads']} threads, Python {origin['python']}, {packages}, in "
+        f"{origin['wall_seconds'] / 60:.0f} minutes."
     )
 
 
+def blocks(embedded: Path) -> dict[str, str]:
+    """Every generated block by its name."""
+    made = {sweep: results_block(embedded, sweep, text) for sweep, text in SHOWN.items()}
+    return {"methods": methods_block(), **made}
+
+
 def update(readme: Path, embedded: Path) -> None:
-    """Rewrite both blocks of the README."""
-    text = with_block(readme.read_text(encoding="utf-8"), "methods", methods_block())
-    text = with_block(text, "results", results_block(embedded))
+    """Rewrite all blocks of the README."""
+    text = readme.read_text(encoding="utf-8")
+    for name, content in blocks(embedded).items():
+        text = with_block(text, name, content)
     readme.write_text(text, encoding="utf-8")

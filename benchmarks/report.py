@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pandas as pd
 
 from merging import CALIBRATORS, MERGERS
 
-from . import readme
 from .driver import complete_runs
 from .figures import save
 from .records import read_record, read_rows, write_json, write_text
@@ -125,43 +123,3 @@ def _notes(folders: list[Path], planned: int, suite: Suite) -> list[str]:
         log.warning(note)
     machines = sorted({f"{r['cpu']}, {r['threads']} threads, {r['device']}" for r in records})
     return [*notes, f"Runs: commit {', '.join(commits)}; {'; '.join(machines)}."]
-
-
-def publish(results: Path) -> list[Path]:
-    """Copy tables, figures and rows to ``results/embedded`` with their provenance.
-
-    Raises ValueError unless all complete runs come from one commit without changes.
-    """
-    folders = list(complete_runs(results / "runs"))
-    records = [read_record(folder) for folder in folders]
-    commits = {record["commit"] for record in records}
-    if len(commits) != 1 or "unknown" in commits or any(record["dirty"] for record in records):
-        raise ValueError(
-            f"published results come from one clean commit; {len(folders)} complete runs in "
-            f"{results / 'runs'} come from {len(commits)} commits ({', '.join(sorted(commits))}), "
-            f"{sum(record['dirty'] for record in records)} of them with uncommitted changes; "
-            "commit, remove results/runs and run again"
-        )
-    absent = [p for p in ("tables", "figures", "rows.csv") if not (results / p).exists()]
-    if absent:
-        raise ValueError(f"{results} lacks {', '.join(absent)}; use `report` first")
-    target, aside = results / "embedded", results / ".embedded-unfinished"
-    shutil.rmtree(aside, ignore_errors=True)
-    for part in ("tables", "figures"):
-        shutil.copytree(results / part, aside / part)
-    shutil.copyfile(results / "rows.csv", aside / "rows.csv")
-    shared = ("commit", "dirty", "python", "packages", "platform", "cpu", "cores", "threads",
-              "device", "gpu")  # fmt: skip
-    write_json(
-        aside / "provenance.json",
-        {key: records[0][key] for key in shared}
-        | {"runs": len(records), "wall_seconds": round(sum(r["wall_seconds"] for r in records))},
-    )
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
-    written = sorted(path for path in target.rglob("*") if path.is_file())
-    page = Path(__file__).resolve().parent.parent / "README.md"
-    if target.resolve().is_relative_to(page.parent):  # not for results kept elsewhere
-        readme.update(page, target)
-        written.append(page)
-    return written

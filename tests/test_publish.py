@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import cli, edit_json, files_under, smoke_results
+from harness import cli, edit_json, files_under, smoke_results, toy
+
+from benchmarks.driver import Session
+from benchmarks.spec import RunSpec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,8 +34,8 @@ def test_clean_results_are_copied_with_their_origin(results):
     files = {f for f in files_under(target) if (target / f).is_file()}
     assert files == copied | {"provenance.json"}
     assert all((target / f).read_bytes() == (results / f).read_bytes() for f in copied)
-    origin = json.loads((target / "provenance.json").read_text())
-    assert (origin["commit"], origin["dirty"], origin["runs"]) == (COMMIT, False, 11)
+    (origin,) = json.loads((target / "provenance.json").read_text()).values()
+    assert (origin["commit"], origin["runs"]) == (COMMIT, 11)
     assert {"python", "packages", "cpu", "cores", "threads", "device"} <= set(origin)
     assert origin["wall_seconds"] == round(
         sum(json.loads(r.read_text())["wall_seconds"] for r in records(results))
@@ -60,8 +63,37 @@ def test_one_run_of_other_code_is_refused(change, fragments, results, capsys):
     assert cli("publish", results=results) == 2
     message = capsys.readouterr().err
     assert [part for part in fragments if part not in message] == []
-    assert "published results come from one clean commit" in message
+    assert "published results of a sweep come from one clean commit" in message
+    assert "runs of smoke_toy come" in message
     assert not (results / "embedded").exists()
+
+
+def test_runs_of_two_machines_are_not_published_as_one_table(results, capsys):
+    edit_json(records(results)[1], lambda content: content.update(threads=64))
+    assert cli("publish", results=results) == 2
+    assert "the runs of smoke_toy come from 2 machines" in capsys.readouterr().err
+
+
+def test_two_sweeps_may_come_from_two_commits(results):
+    before = set(records(results))
+    assert cli("run", "drift", "--suite", "toy", "--only", "merger=base", results=results) == 0
+    (new,) = set(records(results)) - before
+    edit_json(new, lambda content: content.update(commit="f" * 40, dirty=False))
+    assert cli("publish", results=results) == 0
+    origin = json.loads((results / "embedded/provenance.json").read_text())
+    assert {name: (made["commit"], made["runs"]) for name, made in origin.items()} == {
+        "smoke_toy": (COMMIT, 11),
+        "drift_toy": ("f" * 40, 1),
+    }
+
+
+def test_a_run_of_no_sweep_is_not_published_unseen(results, capsys):
+    run = RunSpec("toy", "ties").normalised()
+    assert Session(toy(), results / "runs").run(run)
+    assert cli("publish", results=results) == 2
+    message = capsys.readouterr().err
+    assert f"1 complete runs in {results / 'runs'} belong to no sweep" in message
+    assert run.id in message
 
 
 def test_results_of_no_known_commit_are_refused(results):

@@ -62,9 +62,16 @@ def test_the_method_table_is_the_registry():
     assert block("methods") == readme.methods_block()
 
 
-def test_the_results_are_those_committed(monkeypatch):
+@pytest.mark.parametrize("sweep", readme.SHOWN)
+def test_the_results_are_those_committed(sweep, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert block("results") == readme.results_block(Path("results/embedded"))
+    assert block(sweep) == readme.blocks(Path("results/embedded"))[sweep]
+
+
+def test_results_without_a_sweep_that_the_readme_shows_are_refused(tmp_path):
+    (tmp_path / "provenance.json").write_text("{}")
+    with pytest.raises(ValueError, match="lacks table-clip_mini-clip8: run `make table-clip`"):
+        readme.blocks(tmp_path)
 
 
 def test_every_make_target_that_the_readme_names_exists():
