@@ -182,7 +182,7 @@ def merge(method: str | Merger, pool: Pool) -> Merged:
     Mergers work on any ``nn.Module``. Raises KeyError or ValueError for an unknown method or
     field and for a pool whose experts do not fit the base model.
     """
-    merger = MERGERS.build(method) if isinstance(method, str) else method
+    merger = MERGERS.made(method)
     pool.check(needs_data=merger.needs_data)
     state = merger(pool)
     model = copy.deepcopy(pool.base)
@@ -193,7 +193,7 @@ def merge(method: str | Merger, pool: Pool) -> Merged:
 @torch.no_grad()
 def calibrate(method: str | Calibrator, merged: Merged, pool: Pool) -> Merged:
     """Calibrate a merged model, e.g. ``calibrate("featcal:ridge=0.05", merged, pool)``."""
-    calibrator = CALIBRATORS.build(method) if isinstance(method, str) else method
+    calibrator = CALIBRATORS.made(method)
     pool.check(needs_data=calibrator.needs_data)
     do = "calibrate a model that was merged from this pool"
     check_keys("the merged model", weights(merged.model), weights(pool.base), do)

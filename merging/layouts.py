@@ -19,7 +19,8 @@ class Layout:
     """Where the residual blocks and the feature of a model class are.
 
     ``pooled_token`` is the one token that the head reads, if it reads only one; in the last block
-    the modules whose names end in one of ``all_token_modules`` still matter at every token.
+    the modules whose names end in one of ``all_token_modules`` still matter at every token. The
+    row holds for models whose attributes have the values in ``requires``.
     """
 
     stacks: tuple[str, ...]
@@ -27,6 +28,7 @@ class Layout:
     pooled_token: int | None = None
     all_token_modules: tuple[str, ...] = ("k_proj", "v_proj")
     inputs: Mapping[str, str] = field(default_factory=dict)  # batch key → forward's own name
+    requires: Mapping[str, object] = field(default_factory=dict)
 
 
 LAYOUTS = {
@@ -34,7 +36,11 @@ LAYOUTS = {
         ("vision_model.encoder.layers",), "visual_projection", pooled_token=0
     ),
     "VisionTransformer": Layout(  # open_clip, after attention.split_attention
-        ("transformer.resblocks",), "", pooled_token=0, inputs={"pixel_values": "x"}
+        ("transformer.resblocks",),
+        "",
+        pooled_token=0,
+        inputs={"pixel_values": "x"},
+        requires={"pool_type": "tok", "attn_pool": None},
     ),
     "T5ForConditionalGeneration": Layout(
         ("encoder.block", "decoder.block"), "decoder.final_layer_norm"
@@ -49,13 +55,24 @@ def by_class(table: Mapping[str, V], instance: object) -> V | None:
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The model's layout; raises KeyError that names the known model classes."""
+    """The model's layout.
+
+    Raises KeyError that names the known model classes, ValueError for a variant of a known class
+    that computes something else.
+    """
     layout = by_class(LAYOUTS, model)
     if layout is None:
         raise KeyError(
             unknown("model layout", type(model).__name__, LAYOUTS)
             + "; add one row to merging.layouts.LAYOUTS"
         )
+    for name, value in layout.requires.items():
+        got = getattr(model, name, value)
+        if got is not value and got != value:
+            raise ValueError(
+                f"this {type(model).__name__} has {name}={got!r}; its layout is known for "
+                f"{name}={value!r} only; add a class of its own to merging.layouts.LAYOUTS"
+            )
     return layout
 
 

@@ -76,6 +76,19 @@ class Registry(dict[str, type]):
             values[key] = _parse(text, fields[key], f"{self.kind} {name!r}, {key!r}")
         return cls(**values)
 
+    def made(self, method: Any) -> Any:
+        """A method given by its spec or as an object, whose choices are compared with the known."""
+        if isinstance(method, str):
+            return self.build(method)
+        hints = typing.get_type_hints(type(method)) if dataclasses.is_dataclass(method) else {}
+        for name, hint in hints.items():
+            value, choices = getattr(method, name, None), typing.get_args(hint)
+            if typing.get_origin(hint) is Literal and value not in choices:
+                raise ValueError(
+                    f"{type(method).__name__}, {name!r}: got {value!r}, known: {', '.join(choices)}"
+                )
+        return method
+
     def canonical(self, spec: str) -> str:
         """The shortest spelling of a spec: only fields that differ from their defaults, sorted."""
         return self.spell(self.build(spec))

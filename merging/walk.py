@@ -35,12 +35,22 @@ def _check_unpadded(batch: Mapping[str, Any], task: str) -> None:
 
 
 def calibratable(block: nn.Module) -> list[str]:
-    """Names of the linear and normalisation layers inside a block."""
+    """Names of the linear and normalisation layers inside a block.
+
+    Raises ValueError if the block has matrices outside such layers, which would stay as they are.
+    """
     for name, module in block.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             raise ValueError(
                 f"{name!r} is a fused nn.MultiheadAttention, whose linear maps cannot be seen; "
                 "call merging.attention.split_attention on the base model and every expert"
+            )
+        loose = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
+        if loose and not isinstance(module, nn.Linear | nn.Embedding):
+            raise ValueError(
+                f"{name or 'the block'!r} ({type(module).__name__}) has matrices of its own "
+                f"({', '.join(loose)}) that are in no nn.Linear and would stay uncalibrated; split "
+                "them into nn.Linear layers on the base model and every expert"
             )
     return [
         name

@@ -10,7 +10,10 @@ from tiny import hooks_on, open_clip_fused, pool_of
 from torch import nn
 
 from merging import Pool, calibrate, merge
+from merging.attention import split_attention
+from merging.calibrators.surgery import Surgery
 from merging.layouts import layout_of
+from merging.mergers.ties import Ties
 from merging.replay import record
 
 
@@ -53,3 +56,26 @@ def test_a_subclass_of_a_known_model_has_its_layout():
     base = pool_of("clip").base
     base.__class__ = type("Mine", (type(base),), {})
     assert layout_of(base).pooled_token == 0
+
+
+def test_a_tower_that_pools_otherwise_is_refused():
+    base = split_attention(open_clip_fused()).eval()
+    base.pool_type = "avg"
+    with pytest.raises(ValueError, match=r"has pool_type='avg'; its layout is known for .*'tok'"):
+        layout_of(base)
+
+
+def test_a_matrix_outside_linear_layers_is_refused():
+    pool = pool_of("clip")
+    for model in (pool.base, *pool.experts.values()):
+        for block in model.get_submodule(layout_of(model).stacks[0]):
+            block.mlp.in_proj = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"'mlp' \(CLIPMLP\) has matrices of its own \(in_proj\)"):
+        calibrate("featcal", merge("average", pool), pool)
+
+
+def test_a_choice_of_a_method_built_as_an_object_is_checked():
+    with pytest.raises(ValueError, match=r"Ties, 'combine': got 'maximum', known: sum"):
+        merge(Ties(combine="maximum"), pool_of("clip"))
+    with pytest.raises(ValueError, match=r"Surgery, 'protocol': got 'mine', known: matched, nat"):
+        calibrate(Surgery(protocol="mine"), merge("average", pool_of("clip")), pool_of("clip"))
