@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
+
 from . import readme
 from .driver import complete_runs
-from .records import read_record, write_json
-from .report import remembered
+from .records import read_record, read_rows, write_json, write_text
+from .report import remembered, report_sweep
 from .suites import suite_named
 from .sweeps import stem_of, sweep_named
 
@@ -37,37 +40,46 @@ def provenance_of(records: list[dict], sweep: str) -> dict:
 
 
 def publish(results: Path) -> list[Path]:
-    """Copy tables, figures and rows of all sweeps that were run, and rewrite the README's blocks.
+    """Copy tables, figures and rows of every sweep that was run; rewrite the README's blocks.
 
-    Raises ValueError if a sweep's runs do not come from one clean commit, or if a run that is in
-    no sweep would come along unseen.
+    Sweeps that were published before and are not in ``results`` stay as they are, each with its
+    own provenance. Raises ValueError if a sweep's runs do not come from one clean commit.
     """
-    sweeps, seen = {}, set()
-    if not any(complete_runs(results / "runs")):
-        raise ValueError(f"{results / 'runs'} holds 0 complete runs: nothing to publish")
-    for name, options in remembered(results):
-        specs = sweep_named(name).specs(suite_named(options.suite), options)
-        folders = list(complete_runs(results / "runs", [spec.id for spec in specs]))
-        if not folders:
-            continue
-        records = [read_record(folder) for folder in folders]
-        stem = stem_of(name, options)
-        sweeps[stem] = provenance_of(records, stem)
-        seen |= {folder.name for folder in folders}
-    stray = [folder.name for folder in complete_runs(results / "runs") if folder.name not in seen]
-    if stray:
-        raise ValueError(
-            f"{len(stray)} complete runs in {results / 'runs'} belong to no sweep as it is now "
-            f"(first: {stray[0]}); remove them"
-        )
-    absent = [p for p in ("tables", "figures", "rows.csv") if not (results / p).exists()]
-    if absent:
-        raise ValueError(f"{results} lacks {', '.join(absent)}; use `report` first")
     target, aside = results / "embedded", results / ".embedded-unfinished"
     shutil.rmtree(aside, ignore_errors=True)
-    for part in ("tables", "figures"):
-        shutil.copytree(results / part, aside / part)
-    shutil.copyfile(results / "rows.csv", aside / "rows.csv")
+    made: dict[str, tuple[dict, list[Path]]] = {}
+    for name, options in remembered(results):
+        suite, stem = suite_named(options.suite), stem_of(name, options)
+        ids = [spec.id for spec in sweep_named(name).specs(suite, options)]
+        folders = list(complete_runs(results / "runs", ids))
+        if folders:
+            origin = provenance_of([read_record(folder) for folder in folders], stem)
+            made[stem] = origin, folders
+    if not made:
+        raise ValueError(f"{results / 'runs'} holds 0 complete runs of a sweep: nothing to publish")
+    if target.is_dir():
+        shutil.copytree(target, aside)
+    sweeps = _published(aside)
+    for name, options in remembered(results):
+        stem = stem_of(name, options)
+        if stem not in made:
+            continue
+        origin, folders = made[stem]
+        for old in sweeps.get(stem, {}).get("files", []):
+            (aside / old).unlink(missing_ok=True)
+        files = [
+            path.relative_to(results)
+            for path in report_sweep(name, suite_named(options.suite), options, results)
+            if path.parent != results  # the rows of all runs
+        ]
+        for file in files:
+            (aside / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(results / file, aside / file)
+        rows = Path("rows") / f"{stem}.csv"
+        frames = [read_rows(folder / "rows.csv") for folder in folders]
+        table = pd.concat(frames, ignore_index=True).to_csv(index=False, lineterminator="\n")
+        write_text(aside / rows, table)
+        sweeps[stem] = {**origin, "files": [file.as_posix() for file in (*files, rows)]}
     write_json(aside / "provenance.json", sweeps)
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
@@ -77,3 +89,8 @@ def publish(results: Path) -> list[Path]:
         readme.update(page, target)
         written.append(page)
     return written
+
+
+def _published(folder: Path) -> dict[str, dict]:
+    path = folder / "provenance.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
-from harness import cli, edit_json, files_under, smoke_results, toy
+from harness import cli, edit_json, files_under, smoke_results
 
-from benchmarks.driver import Session
-from benchmarks.spec import RunSpec
+from benchmarks.records import read_rows
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -28,11 +28,14 @@ def records(results):
 
 def test_clean_results_are_copied_with_their_origin(results):
     assert cli("publish", results=results) == 0
-    copied = {"rows.csv", *(f"tables/smoke_toy.{e}" for e in ("csv", "md", "tex")),
+    copied = {*(f"tables/smoke_toy.{e}" for e in ("csv", "md", "tex")),
               *(f"figures/smoke_toy.{e}" for e in ("png", "svg"))}  # fmt: skip
     target = results / "embedded"
     files = {f for f in files_under(target) if (target / f).is_file()}
-    assert files == copied | {"provenance.json"}
+    assert files == copied | {"provenance.json", "rows/smoke_toy.csv"}
+    rows = [read_rows(target / "rows/smoke_toy.csv"), read_rows(results / "rows.csv")]
+    assert len(rows[0]) == len(rows[1])
+    assert set(rows[0]["run"]) == set(rows[1]["run"])
     assert all((target / f).read_bytes() == (results / f).read_bytes() for f in copied)
     (origin,) = json.loads((target / "provenance.json").read_text()).values()
     assert (origin["commit"], origin["runs"]) == (COMMIT, 11)
@@ -43,9 +46,11 @@ def test_clean_results_are_copied_with_their_origin(results):
 
 
 def test_what_an_earlier_publishing_left_is_replaced(results):
+    assert cli("publish", results=results) == 0
+    path = results / "embedded/provenance.json"
     old = results / "embedded/tables/old.md"
-    old.parent.mkdir(parents=True)
     old.write_text("old")
+    edit_json(path, lambda content: content["smoke_toy"]["files"].append("tables/old.md"))
     assert cli("publish", results=results) == 0
     assert not old.exists()
 
@@ -87,15 +92,6 @@ def test_two_sweeps_may_come_from_two_commits(results):
     }
 
 
-def test_a_run_of_no_sweep_is_not_published_unseen(results, capsys):
-    run = RunSpec("toy", "ties").normalised()
-    assert Session(toy(), results / "runs").run(run)
-    assert cli("publish", results=results) == 2
-    message = capsys.readouterr().err
-    assert f"1 complete runs in {results / 'runs'} belong to no sweep" in message
-    assert run.id in message
-
-
 def test_results_of_no_known_commit_are_refused(results):
     for record in records(results):
         edit_json(record, lambda content: content.update(commit="unknown"))
@@ -109,12 +105,25 @@ def test_nothing_to_publish_is_an_error(tmp_path, capsys):
     assert files_under(tmp_path) == []
 
 
-def test_a_report_that_is_missing_leaves_what_was_published(results, capsys):
+def test_a_sweep_published_before_stays_with_its_own_origin(results, tmp_path):
+    assert cli("publish", results=results) == 0
+    first = json.loads((results / "embedded/provenance.json").read_text())
+    before = {f: (results / "embedded" / f).read_bytes() for f in first["smoke_toy"]["files"]}
+    shutil.rmtree(results / "runs")
+    assert cli("run", "drift", "--suite", "toy", "--only", "merger=base", results=results) == 0
+    for record in records(results):
+        edit_json(record, lambda content: content.update(commit="f" * 40, dirty=False))
+    assert cli("publish", results=results) == 0
+    origin = json.loads((results / "embedded/provenance.json").read_text())
+    assert origin["smoke_toy"] == first["smoke_toy"]
+    assert {f: (results / "embedded" / f).read_bytes() for f in before} == before
+    assert origin["drift_toy"]["commit"] == "f" * 40
+
+
+def test_a_refused_publishing_leaves_what_was_published(results):
     assert cli("publish", results=results) == 0
     before = files_under(results / "embedded")
-    for path in (results / "figures").iterdir():
-        path.unlink()
-    (results / "figures").rmdir()
+    edit_json(records(results)[0], lambda content: content.update(dirty=True))
     assert cli("publish", results=results) == 2
     assert files_under(results / "embedded") == before
 
