@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -19,12 +18,12 @@ class FeatureCache:
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit, self._held = limit_bytes, 0
         self._entries: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
-        self._hashes: weakref.WeakKeyDictionary[nn.Module, tuple[int, str]]
-        self._hashes = weakref.WeakKeyDictionary()
 
     def get(self, model: nn.Module, names: tuple[str, ...], make: Callable[[], Tensor]) -> Tensor:
         """The features under the model's weights and ``names``, made if they are not there."""
-        key = (self._hash(model), *names)
+        if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+            return make()  # a hook may change the features
+        key = (_hash(model), *names)
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key]
@@ -35,18 +34,12 @@ class FeatureCache:
             self._held -= old.numel() * old.element_size()
         return made
 
-    def _hash(self, model: nn.Module) -> str:
-        """Hash of the weights; remembered until one of them is written to or replaced."""
-        tensors = [*model.parameters(), *model.buffers()]
-        tracked = not any(t.is_inference() for t in tensors)  # else torch counts no writes
-        state = hash(tuple((t.data_ptr(), t._version) for t in tensors)) if tracked else 0
-        known = self._hashes.get(model)
-        if known is None or known[0] != state or not tracked:
-            digest = hashlib.blake2b(type(model).__name__.encode())
-            for name, tensor in model.state_dict().items():
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(
-                    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-                )
-            known = self._hashes[model] = (state, digest.hexdigest())
-        return known[1]
+
+def _hash(model: nn.Module) -> str:
+    """Hash of all weights and buffers; far cheaper than one pass over a split."""
+    digest = hashlib.blake2b(type(model).__name__.encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .study_tables import STATED, blocks_frame, drift_per_task
+from .drift_tables import STATED, blocks_frame, correlation, drift_per_task
 from .style import COLOURS, colour, marker
 from .tables import METHOD, Words, label
 
@@ -165,8 +165,9 @@ def against_accuracy(rows: pd.DataFrame, words: Words) -> Figure | None:
                 markeredgewidth=0,
                 alpha=0.85,
             )
-        rank = runs["accuracy"].corr(runs[metric], method="spearman")
-        axis.set_title(f"Spearman {rank:.2f}, {len(runs)} runs", loc="left")
+        rank = correlation(runs["accuracy"], runs[metric], "spearman")
+        stated = "undefined" if pd.isna(rank) else f"{rank:.2f}"
+        axis.set_title(f"Spearman {stated}, {len(runs)} runs", loc="left")
         axis.set_xlabel("drift of " + ", ".join(STATED[metric]))
         axis.grid(color="0.9", linewidth=0.5)
     axes[0].set_ylabel("average accuracy (%)")

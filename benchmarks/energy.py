@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 POWERCAP = Path("/sys/class/powercap")
 
 
@@ -19,8 +21,8 @@ def joules_meter(device: str, powercap: Path = POWERCAP) -> Callable[[], float] 
 
 def _cpu(powercap: Path) -> Callable[[], float] | None:
     zones = sorted(powercap.glob("intel-rapl:[0-9]*"))
-    zones = [zone for zone in zones if zone.name.count(":") == 1]  # packages, not their parts
-    try:
+    try:  # packages, neither their parts nor the platform that contains them
+        zones = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         spans = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
         last = [int((zone / "energy_uj").read_text()) for zone in zones]
     except (OSError, ValueError):
@@ -45,8 +47,9 @@ def _gpu(device: str) -> Callable[[], float] | None:
         import pynvml
 
         pynvml.nvmlInit()
-        index = int(device.partition(":")[2] or 0)
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        # by its own name: NVML does not know which devices CUDA was told to see
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         start = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception:  # no package, no driver, or a device without a counter
         return None

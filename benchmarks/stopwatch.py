@@ -51,9 +51,10 @@ class Stopwatch:
     def __exit__(self, *error: Any) -> None:
         self._synchronise()
         spent, loading = time.perf_counter() - self._start, self.paused() - self._paused
-        if self._joules is not None:
-            self.cost[f"{self.name}_joules"] = self._joules()
         self._listening.__exit__(*error)
+        if self._joules is not None:
+            with contextlib.suppress(OSError):  # a counter that is not there any more
+                self.cost[f"{self.name}_joules"] = self._joules()
         self.cost[f"{self.name}_seconds"] = spent - loading
         self.cost[f"{self.name}_loading_seconds"] = loading
         for section, seconds in self._sections.seconds.items():

@@ -45,7 +45,7 @@ def sample_efficiency(rows: pd.DataFrame, words: Words) -> Figure | None:
             axis.axhline(
                 100 * row["average"], color="black", linestyle=style, linewidth=1, label=title
             )
-    sizes = sorted(set(frame["n"]) - {0})
+    sizes = sorted(n for n in set(frame["n"]) if n > 0)
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(n) for n in sizes])
     axis.xaxis.set_minor_locator(NullLocator())

@@ -221,6 +221,14 @@ def label(words: Words, name: str, arguments: str) -> str:
     return f"{title} ({arguments.replace(',', ', ')})" if arguments else title
 
 
+def method_label(row: pd.Series, words: Words, form: str = "md") -> str:
+    """Merger and calibrator in one cell; a reference by its own name."""
+    text = label(words, row["merger"], row["merger_args"])
+    if row["merger"] not in words.references and row["calibrator"] != "none":
+        text += " + " + label(words, row["calibrator"], row["calibrator_args"])
+    return plain(text, form)
+
+
 def _label(words: Words, name: str, arguments: str, form: str) -> str:
     return plain(label(words, name, arguments), form)
 

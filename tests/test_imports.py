@@ -38,7 +38,8 @@ def test_what_works_on_rows_alone_needs_no_torch(module):
 
 def test_tables_and_figures_know_only_rows():
     ours = {name for name in loaded_by("import benchmarks.figures") if name.startswith("bench")}
-    known = ("figures", "study_figures", "drift_figures", "tables", "study_tables", "style",
+    known = ("figures", "study_figures", "drift_figures", "tables", "study_tables", "drift_tables",
+             "style",
              "records")  # fmt: skip
     assert ours <= {"benchmarks", *(f"benchmarks.{name}" for name in known)}
 
