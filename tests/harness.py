@@ -19,7 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.records import COLUMNS, read_rows
 from benchmarks.suites import SUITES
 from benchmarks.suites.clip import ClipSuite, folder_suite
-from benchmarks.suites.toy import TASKS, cache_folder
+from benchmarks.suites.toy import SETTINGS, TASKS, cache_folder
 
 COPY = "copied"  # the name under which a copy of the toy suite is registered
 NAMES = tuple(name for name, _ in TASKS)
@@ -55,7 +55,7 @@ toy = functools.cache(fresh)  # one that tests share and leave as it is
 
 def suite_at(root: Path, name: str = COPY) -> ClipSuite:
     """The toy suite's tasks over the files in another folder."""
-    return folder_suite(root, name, "toy-ViT", TASKS, {})
+    return folder_suite(root, name, "toy-ViT", TASKS, SETTINGS)
 
 
 def copy_toy(folder: Path, monkeypatch) -> Path:
