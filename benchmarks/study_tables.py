@@ -74,7 +74,7 @@ def runtime_frame(rows: pd.DataFrame, words: Words) -> pd.DataFrame:
         for metric in ("seconds", "rss_peak_bytes"):
             frame[f"{metric}_{end}"] = getattr(grouped[metric], end)()
     frame = frame.reset_index()
-    reference = frame.loc[frame["calibrator"] == "featcal", "seconds"]
+    reference = frame.loc[frame["calibrator"] == words.yardstick, "seconds"]
     frame["times_featcal"] = frame["seconds"] / reference.min() if len(reference) else float("nan")
     return frame.sort_values("seconds", ignore_index=True)
 

@@ -22,6 +22,7 @@ class Words:
     tasks: Mapping[str, str]
     references: tuple[str, ...] = ("base", "expert", "cross_expert")
     calibrators: tuple[str, ...] = ()
+    yardstick: str = "featcal"  # the calibrator whose time others are compared with
     chosen: Mapping[str, str] = field(default_factory=dict)  # calibrator → the suite's setting
     notes: tuple[str, ...] = field(default=())
 
