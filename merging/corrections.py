@@ -137,7 +137,10 @@ def fit(
             raise FloatingPointError(
                 f"{name}: the loss is not finite after step {step + 1}; lower the field 'rate'"
             )
-    return {key: value.detach() for key, value in parameters.items()}
+    fitted = {key: value.detach() for key, value in parameters.items()}
+    if not all(torch.isfinite(value).all() for value in fitted.values()):
+        raise FloatingPointError(f"{name}: the last step overflows; lower the field 'rate'")
+    return fitted
 
 
 def kaiming(tasks: Mapping[str, object], shape: tuple[int, int], seed: int, name: str) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from tiny import FAMILIES, pool_of
 
 from merging import CALIBRATORS, Merged, Pool, calibrate, merge
+from merging.calibrators.surgery import Surgery
 from merging.features import features
 from merging.layouts import layout_of
 from merging.timing import listening, section
@@ -112,6 +113,11 @@ def test_bad_fields_are_refused(spec, message):
 def test_a_rate_that_makes_the_loss_overflow_is_named(merged, pool):
     with pytest.raises(FloatingPointError, match=r"probsurgery: the loss is not finite.*'rate'"):
         calibrate("probsurgery:rate=1e20,steps=20", merged, pool)
+
+
+def test_a_last_step_that_overflows_is_an_error(merged, pool):
+    with pytest.raises(FloatingPointError, match=r"surgery: the last step overflows.*'rate'"):
+        calibrate(Surgery(rate=1e38, steps=1), merged, pool)
 
 
 @pytest.mark.parametrize("calibrator", CORRECTIONS)
